@@ -1,0 +1,71 @@
+"""Plain values of the session room: no I/O, no torch, nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Message = Mapping[str, Any]
+"""A Chat Completions message: `role`, `content` (str or None), `reasoning_content`,
+`tool_calls` (arguments as the JSON text that was sent), `tool_call_id`."""
+
+Kind = Literal["main", "side"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is speaking, and how we know (`source`: `header:x-session-id`, `body:user`, `key`)."""
+
+    session_id: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What the tracker needs of one request.
+
+    `headers` have lower-case names. `owner` separates API keys: histories are never shared
+    across owners. `hints` holds body fields that can name a session (`prompt_cache_key`, `user`,
+    `metadata`). `key_session` is the session named inside the API key (`KEY:SESSION`), if any.
+    """
+
+    messages: tuple[Message, ...]
+    headers: Mapping[str, str]
+    owner: str = ""
+    hints: Mapping[str, Any] | None = None
+    key_session: str | None = None
+    has_tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NextState:
+    """`messages` followed turn `turn_id` and are what its judge reads."""
+
+    turn_id: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request belongs in the trajectory tree.
+
+    `parent_id` is the turn whose history the request extends, `matched` how many of the request's
+    messages that history covers (0 without a parent). `known_replies` maps the index of an
+    assistant message in the request to the turn that produced it. `next_state` is what this
+    request tells about the parent. `retried_id` is an earlier turn that this request repeats: it
+    must be dropped as `retried`.
+    """
+
+    session_id: str
+    source: str
+    kind: Kind
+    kind_reason: str
+    parent_id: str | None
+    matched: int
+    known_replies: Mapping[int, str]
+    next_state: NextState | None
+    retried_id: str | None
+    request_hash: str
+    history_hash: str
+    """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
