@@ -59,7 +59,8 @@ def _load_file(path: Path, flag: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise HookError(f"{flag}: running {path} failed: {type(error).__name__}: {error}") from error
+        kind = type(error).__name__
+        raise HookError(f"{flag}: running {path} failed: {kind}: {error}") from error
     return module
 
 

@@ -1,0 +1,35 @@
+"""Packaging of openclaw-rl. `docs/dependencies.md` says why each dependency is there."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+BASE = [
+    line
+    for line in (HERE / "requirements.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+LOCAL = ["torch>=2.6", "peft>=0.15", "safetensors>=0.5"]
+QUICKSTART = ["openai>=2.0", "matplotlib>=3.8"]
+DEV = ["pytest>=8", "pytest-asyncio>=1", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.15"]
+
+setup(
+    name="openclaw-rl",
+    version="0.1.0",
+    description="Trains a personal agent while it is being used",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["openclaw_rl", "openclaw_rl.*"]),
+    package_data={"openclaw_rl": ["py.typed"]},
+    install_requires=BASE,
+    extras_require={
+        "local": LOCAL,
+        "quickstart": [*LOCAL, *QUICKSTART, "gguf>=0.10"],
+        "dev": [*LOCAL, *QUICKSTART, *DEV, "gguf>=0.10"],
+    },
+    entry_points={"console_scripts": ["openclaw-rl=openclaw_rl.cli:main"]},
+)
