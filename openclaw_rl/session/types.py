@@ -69,3 +69,31 @@ class Placement:
     request_hash: str
     history_hash: str
     """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One recorded turn as the tracker remembers it: what a journal must give back after a restart.
+
+    `node_hash` is what `Tracker.commit` returned, `request_hash` what the placement carried; both
+    are opaque text to everybody else. `retried`: a later request repeated this one, so nothing
+    that follows is feedback on it.
+    """
+
+    turn_id: str
+    session_id: str
+    source: str
+    owner: str
+    kind: Kind
+    parent_id: str | None
+    node_hash: str
+    request_hash: str
+    has_next_state: bool
+    created: float
+    retried: bool = False
+
+    @property
+    def system_hash(self) -> str:
+        """The part of `request_hash` that stands for the system text."""
+        return self.request_hash.partition(".")[0]
