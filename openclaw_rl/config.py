@@ -256,14 +256,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             flag = item.metadata["flag"]
             if flag is None:
                 continue
-            shown = item.default if item.default not in ("", None) else "-"
-            env = f"; environment {item.metadata['env']}" if item.metadata["env"] else ""
+            notes = []
+            if item.default != "" and "default" not in item.metadata["help"]:
+                notes.append(f"default {item.default}")
+            if item.metadata["env"]:
+                notes.append(f"environment {item.metadata['env']}")
+            words = item.metadata["help"] + (f" ({', '.join(notes)})" if notes else "")
             group.add_argument(
                 flag,
                 dest=f"{section}.{item.name}",
                 metavar="|".join(item.metadata["choices"] or ()) or item.name.upper(),
                 default=None,
-                help=f"{item.metadata['help']} (default {shown}{env})".replace("%", "%%"),
+                help=words.replace("%", "%%"),
             )
 
 

@@ -1,0 +1,194 @@
+"""The command line: `openclaw-rl up | serve | judge | train | status`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from openclaw_rl import __version__, preflight
+from openclaw_rl.config import Config, add_flags, load_config
+from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.hook_args import hook_args
+from openclaw_rl.supervisor import MISCONFIGURED, Loop, stop_with_parent, supervise
+
+_OVERVIEW = """\
+openclaw-rl trains a personal agent while it is being used.
+
+  openclaw-rl up --model FOLDER      everything on this machine: serve, judge, train
+  openclaw-rl status                 what became of every turn
+
+Then point your agent at http://127.0.0.1:30000/v1 and talk to it. What you answer becomes the
+reward; the model you talk to changes while you go on.
+
+The loops can also run one by one, sharing only the journal in --data:
+  openclaw-rl serve | judge | train
+"""
+
+_COMMANDS = {
+    "up": "everything on one machine: gateway, judge, and engine with trainer",
+    "serve": "the gateway alone: the HTTP service that agents talk to",
+    "judge": "the judge alone: reads what happened next, writes rewards and hints",
+    "train": "the embedded host alone: the engine that samples and the trainer",
+    "status": "what became of every turn; all counts add up",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="openclaw-rl", description=_OVERVIEW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"openclaw-rl {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, words in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=words, description=words[0].upper() + words[1:] + ".", allow_abbrev=False,
+            epilog="Settings come from --config, then the environment, then flags; later wins.",
+        )  # fmt: skip
+        add_flags(command)
+        if name == "status":
+            command.add_argument("--json", action="store_true", help="print it as JSON")
+            command.add_argument("--watch", action="store_true", help="print it anew every 2 s")
+        else:
+            command.add_argument("--verbose", action="store_true", help="log more")
+            command.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status (2: misconfigured)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = build_parser().parse_args(words)
+    try:
+        flags = {key: value for key, value in vars(options).items() if "." in key}
+        config = load_config(flags, os.environ, options.config)
+        if options.command == "status":
+            return _status(config, options.json, options.watch)
+        _log_to_stderr(options.verbose)
+        if options.supervised:
+            stop_with_parent()
+        run: dict[str, Callable[[Config, list[str]], int]] = {
+            "up": _up, "serve": _serve, "judge": _judge, "train": _train,
+        }  # fmt: skip
+        return run[options.command](config, words)
+    except OpenClawRLError as error:
+        print(f"openclaw-rl: {error}", file=sys.stderr)
+        return MISCONFIGURED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("openclaw_rl").setLevel(logging.DEBUG if verbose else logging.INFO)
+    for noisy in ("aiohttp.access", "httpx", "transformers", "huggingface_hub"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _up(config: Config, words: list[str]) -> int:
+    from openclaw_rl.status import progress_line
+
+    preflight.check_model(config)
+    preflight.check_data(config)
+    preflight.check_training(config)
+    preflight.check_reward(config)
+    preflight.check_port(config.gateway.host, config.gateway.port, "--port")
+    preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
+    rest = words[words.index("up") + 1 :]
+    loops = [
+        Loop(name, [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", *rest])
+        for name in ("train", "judge", "serve")
+    ]
+
+    def emit(line: str) -> None:
+        print(line, flush=True)
+
+    async def report() -> None:
+        last = ""
+        while True:
+            await asyncio.sleep(5)
+            line = await asyncio.to_thread(progress_line, config)
+            if line and line != last:
+                emit(f"[up] {line}")
+                last = line
+
+    emit(f"[up] model {config.served_name} at http://{config.gateway.host}:{config.gateway.port}/v1"
+         f" · method {config.train.method} · data {config.data.path}")  # fmt: skip
+    return asyncio.run(supervise(loops, emit, report))
+
+
+def _serve(config: Config, _: list[str]) -> int:
+    from openclaw_rl.gateway.app import run
+    from openclaw_rl.gateway.settings import GatewaySettings
+
+    preflight.check_model(config)
+    preflight.check_data(config)
+    preflight.check_port(config.gateway.host, config.gateway.port, "--port")
+    gateway = config.gateway
+    asyncio.run(run(GatewaySettings(
+        host=gateway.host,
+        port=gateway.port,
+        api_key=gateway.api_key,
+        model_path=config.model.path,
+        served_name=config.served_name,
+        journal_path=config.journal_path,
+        engine_url=config.engine.url or None,
+        keepalive_seconds=gateway.keepalive_seconds,
+        wait_seconds=gateway.engine_wait_seconds,
+        temperature=gateway.temperature,
+        default_max_tokens=gateway.max_tokens,
+        context_length=gateway.context_length or None,
+        max_body_bytes=int(gateway.max_body_mb * 2**20),
+        max_inflight=gateway.max_inflight,
+        unnamed=gateway.unnamed,
+    )))  # fmt: skip
+    return 0
+
+
+def _judge(config: Config, _: list[str]) -> int:
+    from openclaw_rl.judge.service import run_judge
+
+    preflight.check_model(config)
+    preflight.check_data(config)
+    preflight.check_reward(config)
+    asyncio.run(run_judge(hook_args(config)))
+    return 0
+
+
+def _train(config: Config, _: list[str]) -> int:
+    preflight.check_model(config)
+    preflight.check_data(config)
+    preflight.check_training(config)
+    preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
+    from openclaw_rl.local.host import run_host
+
+    run_host(hook_args(config))
+    return 0
+
+
+def _status(config: Config, as_json: bool, watch: bool) -> int:
+    from openclaw_rl.status import read_status, render_status
+
+    while True:
+        status = read_status(config)
+        print(json.dumps(status, indent=2) if as_json else render_status(status), flush=True)
+        if not watch:
+            return 0
+        time.sleep(2)
+        if not as_json:
+            print()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Checks before anything starts: each misuse is one clear line (`ConfigError`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from pathlib import Path
+
+from openclaw_rl.config import Config
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.hooks import load_hook
+
+
+def check_model(config: Config) -> None:
+    """The base model's folder must be there and be one."""
+    if not config.model.path:
+        raise ConfigError("no model: give --model FOLDER (or MODEL_PATH), a Hugging Face folder")
+    path = Path(config.model.path).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"--model: there is no folder {path}")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"--model: {path} has no config.json, so it is no Hugging Face model")
+
+
+def check_data(config: Config) -> None:
+    """The folder of the journal must be ours to write."""
+    path = Path(config.data.path).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"--data: cannot make {path}: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"--data: {path} is not writable")
+
+
+def check_port(host: str, port: int, flag: str) -> None:
+    """Nobody may be listening on the port yet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{flag} {port}: cannot listen on {host}: {error.strerror}; choose another port"
+            ) from error
+
+
+def check_reward(config: Config) -> None:
+    """The reward hook must load."""
+    load_hook(config.reward_path, default_name="custom_rm", flag="--custom-rm-path")
+
+
+def check_training(config: Config) -> None:
+    """The embedded host's packages and hooks must load, its numbers must fit together."""
+    for package in ("torch", "peft"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"training on this machine needs {package}: pip install 'openclaw-rl[local]'"
+            )
+    if config.engine.url:
+        raise ConfigError("--engine-url: training beside an outside engine is not built yet; "
+                          "leave it out to use the embedded engine")  # fmt: skip
+    load_hook(config.loss_path, default_name="custom_loss", flag="--custom-loss-function-path")
+    load_hook(
+        config.rollout.function_path, default_name="generate_rollout",
+        flag="--rollout-function-path",
+    )  # fmt: skip

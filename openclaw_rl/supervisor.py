@@ -1,0 +1,131 @@
+"""`openclaw-rl up`: every loop on one machine, each in a process of its own.
+
+Guarantees: a process that dies is started again (with a growing pause), a process that says it is
+misconfigured ends the whole, and nothing outlives the supervisor, not even after `kill -9`: each
+child holds the read end of a pipe and stops when it closes. Only own children are ever ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.errors import ConfigError
+
+MISCONFIGURED = 2
+"""Exit status of a process that must not be started again: it would fail the same way."""
+
+STOP_SECONDS = 15.0
+"""Time a child gets to end streams and save before it is killed."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One child: `name` prefixes its output, `command` starts it."""
+
+    name: str
+    command: Sequence[str]
+
+
+def stop_with_parent() -> None:
+    """Called by a child: end this process (as by SIGTERM) once the supervisor is gone."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
+
+
+async def supervise(
+    loops: Sequence[Loop],
+    emit: Callable[[str], None],
+    background: Callable[[], Awaitable[None]] | None = None,
+) -> int:
+    """Run `loops` until SIGINT or SIGTERM; return the exit status.
+
+    `emit` receives each line of output, prefixed by the loop's name. `background` runs beside
+    them and is cancelled at the end.
+    """
+    stop = asyncio.Event()
+    event_loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        event_loop.add_signal_handler(number, stop.set)
+    status = 0
+
+    async def keep(loop: Loop) -> None:
+        nonlocal status
+        pause = _FIRST_PAUSE
+        while not stop.is_set():
+            started = time.monotonic()
+            code = await _run_once(loop, stop, emit)
+            if stop.is_set():
+                return
+            if code == MISCONFIGURED:
+                status = MISCONFIGURED
+                stop.set()
+                return
+            if time.monotonic() - started > _STABLE_SECONDS:
+                pause = _FIRST_PAUSE
+            emit(f"[up] {loop.name} ended with status {code}; starting it again in {pause:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    beside = asyncio.ensure_future(background()) if background else None
+    await asyncio.gather(*(keep(loop) for loop in loops))
+    if beside:
+        beside.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await beside
+    return status
+
+
+async def _run_once(loop: Loop, stop: asyncio.Event, emit: Callable[[str], None]) -> int:
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *loop.command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the supervisor, which ends children in order
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot start {loop.command[0]}: {error.strerror}") from error
+    assert child.stdout is not None
+    reading = asyncio.ensure_future(_relay(loop.name, child.stdout, emit))
+    ended = asyncio.ensure_future(child.wait())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not ended.done():
+        child.terminate()
+        done, _ = await asyncio.wait({ended}, timeout=STOP_SECONDS)
+        if not done:
+            emit(f"[up] {loop.name} did not stop within {STOP_SECONDS:g} s; killed")
+            child.kill()
+    code = await ended
+    stopping.cancel()
+    await reading
+    return code
+
+
+async def _relay(name: str, stream: asyncio.StreamReader, emit: Callable[[str], None]) -> None:
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # a line longer than the buffer: its rest follows
+            continue
+        if not line:
+            return
+        emit(f"[{name}] {line.decode('utf-8', 'replace').rstrip()}")
