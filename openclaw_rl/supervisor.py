@@ -99,7 +99,7 @@ async def _run_once(loop: Loop, stop: asyncio.Event, emit: Callable[[str], None]
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the supervisor, which ends children in order
+            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which ends them
         )
     except OSError as error:
         raise ConfigError(f"cannot start {loop.command[0]}: {error.strerror}") from error

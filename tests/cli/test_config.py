@@ -1,0 +1,103 @@
+"""The configuration: precedence, and one clear line for every mistake."""
+
+import argparse
+
+import pytest
+
+from openclaw_rl.config import Config, add_flags, load_config
+from openclaw_rl.errors import ConfigError
+
+
+def flags(*words: str) -> dict[str, str | None]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return {k: v for k, v in vars(parser.parse_args(words)).items() if "." in k}
+
+
+def test_flag_beats_environment_beats_file(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('[gateway]\nport = 1111\nhost = "127.0.0.2"\n[train]\nw_rl = 2\nlr = 1e-3\n')
+    config = load_config(flags("--lr", "0.5"), {"PORT": "2222", "W_RL": "3"}, str(file))
+    assert (config.gateway.host, config.gateway.port) == ("127.0.0.2", 2222)
+    assert (config.train.w_rl, config.train.lr) == (3.0, 0.5)
+
+
+def test_defaults_follow_the_method():
+    assert load_config({}, {}).loss_path == "openclaw_rl.losses.combined_loss"
+    config = load_config(flags("--method", "rl", "--custom-rm-path", "./mine.py"), {})
+    assert config.loss_path == "openclaw_rl.losses.grpo_loss"
+    assert config.reward_path == "./mine.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        (("--port", "http"), {}, "--port: 'http' is not a whole number"),
+        (("--port", "70000"), {}, "--port: 70000 is above 65535"),
+        (("--lr", "nan"), {}, "--lr: 'nan' is not a finite number"),
+        (("--session-share", "0"), {}, "--session-share: 0.0 is below 0.0001"),
+        ((), {"PRM_M": "many"}, "PRM_M: 'many' is not a whole number"),
+        ((), {"METHOD": "dpo"}, "METHOD: 'dpo' is none of combined, rl, opd"),
+        ((), {"OPENCLAW_RL_API_KEY": "a b"}, "OPENCLAW_RL_API_KEY must be printable"),
+        ((), {"OPENCLAW_RL_API_KEY": "a:b"}, "OPENCLAW_RL_API_KEY must not contain ':'"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_setting(words, environ, said):
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags(*words), environ)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[gatway]\nport = 1", "no section [gatway]; did you mean 'gateway'?"),
+        ("[gateway]\nprot = 1", "[gateway] has no 'prot'; did you mean 'port'?"),
+        ("[gateway]\nport = true", "[gateway] port: True is not a whole number"),
+        ("[gateway]\nport = 1.5", "[gateway] port: 1.5 is not a whole number"),
+        ("[gateway]\nhost = 5", "[gateway] host: 5 is not a text"),
+        ("gateway = 5", "[gateway] must be a section"),
+        ("[gateway", "is not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_file(tmp_path, text, said):
+    file = tmp_path / "my settings.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config({}, {}, str(file))
+    assert said in str(caught.value)
+    assert "my settings.toml" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config({}, {}, str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_case_37_an_open_address_needs_a_key(host):
+    with pytest.raises(ConfigError, match="set OPENCLAW_RL_API_KEY"):
+        load_config(flags("--host", host), {})
+    assert load_config(flags("--host", host), {"OPENCLAW_RL_API_KEY": "k"}).gateway.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_case_37_the_loopback_needs_none(host):
+    assert load_config(flags("--host", host), {}).gateway.api_key == ""
+
+
+def test_case_37_the_default_address_is_the_loopback():
+    assert Config().gateway.host == "127.0.0.1"
+
+
+def test_secrets_are_not_shown():
+    config = load_config({}, {"OPENCLAW_RL_API_KEY": "hush", "PRM_API_KEY": "quiet"})
+    assert "hush" not in repr(config)
+    assert "quiet" not in repr(config)
+
+
+def test_the_key_has_no_flag():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert "api-key" not in parser.format_help()

@@ -1,0 +1,85 @@
+"""The supervisor, with real processes: restart, misconfiguration, nothing left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+
+import pytest
+
+from openclaw_rl.supervisor import MISCONFIGURED, Loop, supervise
+
+
+def loop(name: str, code: str) -> Loop:
+    return Loop(name, [sys.executable, "-u", "-c", textwrap.dedent(code)])
+
+
+async def test_a_dead_process_is_started_again_and_the_others_go_on(tmp_path):
+    lines: list[str] = []
+    mark = tmp_path / "mark"
+    flaky = f"""
+        import os, pathlib, time
+        mark = pathlib.Path({str(mark)!r})
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), 9)
+        print("second life")
+        time.sleep(60)
+    """
+    steady = "import time; print('steady'); time.sleep(60)"
+
+    def emit(line: str) -> None:
+        lines.append(line)
+        if "second life" in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loops = [loop("flaky", flaky), loop("steady", steady)]
+    status = await asyncio.wait_for(supervise(loops, emit), 30)
+    assert status == 0
+    assert "[flaky] second life" in lines
+    assert any(line.startswith("[up] flaky ended with status -9") for line in lines)
+    assert lines.count("[steady] steady") == 1
+
+
+async def test_a_misconfigured_process_ends_the_whole():
+    lines: list[str] = []
+    wrong = f"import sys; print('openclaw-rl: no model'); sys.exit({MISCONFIGURED})"
+    status = await asyncio.wait_for(
+        supervise([loop("a", wrong), loop("b", "import time; time.sleep(60)")], lines.append), 30
+    )
+    assert status == MISCONFIGURED
+    assert lines.count("[a] openclaw-rl: no model") == 1
+
+
+SUPERVISOR = """
+import asyncio, sys
+from openclaw_rl.supervisor import Loop, supervise
+child = '''
+import os, signal, time
+from openclaw_rl.supervisor import stop_with_parent
+stop_with_parent()
+print("child", os.getpid(), flush=True)
+time.sleep(60)
+'''
+asyncio.run(supervise([Loop("c", [sys.executable, "-c", child])], lambda s: print(s, flush=True)))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_case_36_nothing_outlives_the_supervisor(number):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SUPERVISOR, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), 30)
+    child = os.pidfd_open(int(line.split()[-1]))
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(child, gone.set)  # readable once that process ended
+    try:
+        process.send_signal(number)
+        await asyncio.wait_for(gone.wait(), 30)
+        await asyncio.wait_for(process.wait(), 30)
+    finally:
+        asyncio.get_running_loop().remove_reader(child)
+        os.close(child)
