@@ -1,0 +1,66 @@
+"""The rooms of docs/architecture.md: who may import whom."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "openclaw_rl"
+SHARED = {"errors", "sample", "hooks"}
+MAY_IMPORT = {
+    "wire": set(),
+    "session": set(),
+    "journal": {"session"},
+    "engine": set(),
+    "gateway": {"wire", "session", "journal", "engine"},
+    "judge": {"engine", "journal", "session"},
+    "rewards": {"judge", "engine"},
+    "rollout": {"journal", "session"},
+    "losses": set(),
+    "local": {"wire", "session", "journal", "engine", "judge", "rewards", "rollout", "losses"},
+}
+WITHOUT_TORCH = set(MAY_IMPORT) - {"losses", "local"}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_what_it_may(room):
+    allowed = MAY_IMPORT[room] | SHARED | {room}
+    for path in (ROOT / room).rglob("*.py"):
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "openclaw_rl" and len(parts) > 1 and parts[1] != "__version__":
+                assert parts[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("room", sorted(WITHOUT_TORCH))
+def test_these_rooms_need_no_torch(room):
+    for path in (ROOT / room).rglob("*.py"):
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & {"torch", "peft"}, path.relative_to(ROOT)
+
+
+def test_every_room_is_listed_and_has_a_readme():
+    rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
+    assert rooms == set(MAY_IMPORT)
+    assert not [room for room in sorted(rooms) if not (ROOT / room / "README.md").is_file()]
+
+
+def test_only_the_edge_reads_the_environment():
+    edge = {"config.py", "cli.py"}
+    for path in ROOT.rglob("*.py"):
+        if path.name not in edge:
+            text = path.read_text()
+            assert "os.environ" not in text, path.relative_to(ROOT)
+            assert "getenv" not in text, path.relative_to(ROOT)
