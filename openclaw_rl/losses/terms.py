@@ -1,0 +1,98 @@
+"""Plain per-token tensor functions of the losses. They know no host, no batch and no arguments.
+
+All tensors are 1-D, one entry a token, of one floating dtype. Advantages carry no gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = (
+    20.0  # exp(20) is past every clip, and times an advantage of 0 it is still 0, not NaN
+)
+KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
+
+
+def approx_kl(
+    log_probs: Tensor, base: Tensor, kind: str, importance_ratio: Tensor | None = None
+) -> Tensor:
+    """Per-token estimate of KL(policy || base) from sampled tokens.
+
+    Estimators k1, k2, k3 of J. Schulman, "Approximating KL Divergence" (2020), with
+    `d = log pi - log pi_base`: `k1 = d`, `k2 = d^2 / 2`, `k3 = exp(-d) - 1 + d`; `low_var_kl` is
+    k3 held within [-10, 10]. `importance_ratio` (pi / pi_old) makes it unbiased on samples of the
+    old policy.
+    """
+    d = log_probs - base
+    if kind == "k1":
+        kl = d
+    elif kind == "k2":
+        kl = d.square() / 2
+    elif kind in ("k3", "low_var_kl"):
+        kl = torch.expm1(-d) + d
+    else:
+        raise ValueError(f"kl_loss_type {kind!r} is unknown; it is one of {', '.join(KL_TYPES)}")
+    if importance_ratio is not None:
+        kl = importance_ratio * kl
+    return kl.clamp(-10, 10) if kind == "low_var_kl" else kl
+
+
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    eps_clip_c: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7) as a loss, with separate bounds.
+
+    `log_ratio` is `log pi - log pi_old`. Returns `(loss, clipped)`: per token
+    `-min(rho A, clip(rho, 1 - eps_clip, 1 + eps_clip_high) A)`, and 1.0 where the clip took the
+    gradient. `eps_clip_c > 1` bounds the loss of a negative advantage by `eps_clip_c |A|`
+    (dual clip, Ye et al. 2020).
+    """
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    free = -ratio * advantages
+    bounded = -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
+    loss = torch.maximum(free, bounded)
+    clipped = (bounded > free).to(loss.dtype)
+    if eps_clip_c is not None:
+        if eps_clip_c <= 1:
+            raise ValueError(f"eps_clip_c must be greater than 1, not {eps_clip_c}")
+        loss = torch.where(advantages < 0, torch.minimum(loss, -eps_clip_c * advantages), loss)
+    return loss, clipped
+
+
+def distillation_advantage(
+    teacher: Tensor, student: Tensor, clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """`(log pi_T - log pi, has)` per token: exactly 0 where the teacher has no value.
+
+    `teacher` says "no value" by NaN or an infinity. The difference is held within ±`clip` where
+    one is given. Neither result carries a gradient, and no NaN enters any product, so a token
+    without a teacher leaves value and gradient of everything else bit for bit as they were.
+    """
+    has = teacher.isfinite()
+    known = torch.where(has, teacher.detach(), torch.zeros_like(teacher))
+    gap = known - student.detach()
+    if clip is not None:
+        gap = gap.clamp(-clip, clip)
+    return torch.where(has, gap, torch.zeros_like(gap)), has.to(student.dtype)
+
+
+def combined_advantage(
+    rewards: Tensor | None, distillation: Tensor | None, w_rl: float, w_opd: float
+) -> Tensor:
+    """`w_rl * r + w_opd * (log pi_T - log pi)`; an absent term or a weight of 0 adds nothing."""
+    terms = []
+    if rewards is not None and w_rl != 0:
+        terms.append(w_rl * rewards.detach())
+    if distillation is not None and w_opd != 0:
+        terms.append(w_opd * distillation.detach())
+    if terms:
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+    some = rewards if rewards is not None else distillation
+    if some is None:
+        raise ValueError("an advantage needs at least one of its two terms")
+    return torch.zeros_like(some)
