@@ -1,0 +1,117 @@
+"""`openclaw-rl status`: what became of every turn, and why nothing is trained where nothing is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from openclaw_rl.config import Config
+from openclaw_rl.errors import JournalError
+from openclaw_rl.journal import Journal
+
+_RECENT = 32
+"""Verdicts in the mean reward that is shown: two batches of the usual size."""
+
+_MANY = 20
+"""Turns from which on a warning is worth reading."""
+
+
+def read_status(config: Config) -> dict[str, Any]:
+    """Return the fates of all turns, the served version and warnings, as plain values.
+
+    Raises `JournalError` where there is no journal.
+    """
+    with Journal.open(config.journal_path, create=False) as journal:
+        fates = journal.fates()
+        policy = journal.endpoint("policy")
+        judged, mean_reward = journal.judged(_RECENT)
+        ready = journal.ready() if fates.ready else []
+    share = max(1, math.floor(config.rollout.batch_size * config.rollout.session_share))
+    per_session = Counter(turn.session_id for turn in ready)
+    usable = sum(min(count, share) for count in per_session.values())
+    status: dict[str, Any] = {
+        "seen": fates.seen,
+        "main": fates.main,
+        "side": fates.side,
+        "waiting": fates.waiting,
+        "judging": fates.judging,
+        "ready": fates.ready,
+        "leased": fates.leased,
+        "trained": fates.trained,
+        "dropped": dict(fates.dropped),
+        "counters": dict(fates.counters),
+        "by_source": dict(fates.by_source),
+        "balanced": fates.balanced(),
+        "version": policy.info.get("weight_version") if policy else None,
+        "engine": policy.url if policy else None,
+        "judged": judged,
+        "mean_reward": mean_reward,
+        "batch_size": config.rollout.batch_size,
+        "usable": usable,
+    }
+    status["warnings"] = _warnings(status, share)
+    return status
+
+
+def _warnings(status: dict[str, Any], share: int) -> list[str]:
+    found = []
+    if not status["balanced"]:
+        found.append("the counts do not add up: please report this")
+    if status["engine"] is None and status["seen"] == 0:
+        found.append("no engine has come up yet: is `openclaw-rl train` running?")
+    if status["side"] >= _MANY and status["main"] == 0:
+        found.append("every request was taken as side traffic, so nothing can be trained: let the "
+                     "agent name its turns (x-turn-type: main), or set --unnamed main")  # fmt: skip
+    if status["waiting"] >= _MANY and status["waiting"] == status["main"]:
+        found.append("no turn ever got a next state: does the agent send its history back?")
+    dropped = sum(status["dropped"].values())
+    if dropped >= _MANY and dropped == status["main"]:
+        reason = max(status["dropped"], key=status["dropped"].get)
+        found.append(f"every turn was dropped, most as {reason}")
+    if status["usable"] < status["batch_size"] <= status["ready"]:
+        found.append(
+            f"{status['ready']} turns are ready, but one session gives at most {share} of "
+            f"{status['batch_size']}; more sessions, or --session-share 1, fill the batch"
+        )
+    return found
+
+
+def render_status(status: dict[str, Any]) -> str:
+    """Return `status` as text for people."""
+    reward = "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
+    lines = [
+        f"engine   {status['engine'] or 'none'} · weight version {status['version'] or 0}",
+        f"seen     {status['seen']} = {status['main']} main + {status['side']} side",
+        f"main     {status['main']} = {status['waiting']} waiting for a next state"
+        f" + {status['judging']} judging + {status['ready']} ready"
+        f" + {status['leased']} leased + {status['trained']} trained"
+        f" + {sum(status['dropped'].values())} dropped",
+        f"judged   {status['judged']} · mean reward of the last ones {reward}",
+        f"batch    {min(status['usable'], status['batch_size'])}/{status['batch_size']} ready",
+    ]
+    for title, counts in (
+        ("dropped", status["dropped"]),
+        ("bound by", status["by_source"]),
+        ("counted", status["counters"]),
+    ):
+        if counts:
+            ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            lines.append(f"{title:8} " + ", ".join(f"{name} {n}" for name, n in ordered))
+    lines += [f"warning  {words}" for words in status["warnings"]]
+    return "\n".join(lines)
+
+
+def progress_line(config: Config) -> str | None:
+    """Return one line about the loop, or None while there is no journal."""
+    try:
+        status = read_status(config)
+    except JournalError:
+        return None
+    reward = "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
+    return (
+        f"turns {status['main']} · judged {status['judged']} · "
+        f"ready {status['ready']}/{status['batch_size']} · trained {status['trained']} · "
+        f"dropped {sum(status['dropped'].values())} · version {status['version'] or 0} · "
+        f"reward {reward}"
+    )

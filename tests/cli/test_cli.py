@@ -1,0 +1,92 @@
+"""The command line: help that teaches, and one line for each misuse before anything starts."""
+
+import socket
+
+import pytest
+
+from openclaw_rl.cli import main
+
+
+@pytest.fixture()
+def model(tmp_path):
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def complaint(capsys, *words: str) -> str:
+    assert main(list(words)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("openclaw-rl: ")
+    return captured.err
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    words = capsys.readouterr().out
+    for part in ("openclaw-rl up --model", "/v1", "serve", "judge", "train", "status"):
+        assert part in words
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "judge", "train", "status"])
+def test_help_of_a_command_names_its_settings(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "--custom-rm-path" in capsys.readouterr().out
+
+
+def test_case_35_no_model(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("MODEL_PATH", raising=False)
+    assert "MODEL_PATH" in complaint(capsys, "up", "--data", str(tmp_path / "d"))
+    assert not (tmp_path / "d").exists()
+
+
+def test_case_35_a_model_that_is_not_there(capsys, tmp_path):
+    assert "there is no folder" in complaint(capsys, "up", "--model", str(tmp_path / "none"))
+
+
+def test_case_35_a_folder_that_is_no_model(capsys, tmp_path):
+    assert "has no config.json" in complaint(capsys, "up", "--model", str(tmp_path))
+
+
+def test_a_data_folder_that_cannot_be_made(capsys, tmp_path, model):
+    (tmp_path / "file").write_text("")
+    line = complaint(capsys, "up", "--model", str(model), "--data", str(tmp_path / "file" / "d"))
+    assert "--data: cannot make" in line
+
+
+def test_a_port_in_use(capsys, tmp_path, model):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        common = ["--model", str(model), "--data", str(tmp_path / "d")]
+        assert f"--port {port}" in complaint(capsys, "up", *common, "--port", port)
+        line = complaint(capsys, "up", *common, "--port", "0", "--engine-port", port)
+        assert f"--engine-port {port}" in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--custom-rm-path", "./none.py", "there is no file"),
+        ("--custom-rm-path", "no_such_package.rm", "importing no_such_package failed"),
+        ("--custom-loss-function-path", "openclaw_rl.losses.nothing", "has no function 'nothing'"),
+        ("--rollout-function-path", "openclaw_rl.rollout.nothing", "has no function 'nothing'"),
+    ],
+)
+def test_a_hook_that_does_not_load(capsys, tmp_path, model, flag, value, said):
+    line = complaint(
+        capsys, "up", "--model", str(model), "--data", str(tmp_path / "d"), flag, value
+    )
+    assert flag in line
+    assert said in line
+
+
+def test_status_of_a_journal_that_is_not_there(capsys, tmp_path):
+    assert "there is no journal" in complaint(capsys, "status", "--data", str(tmp_path))
