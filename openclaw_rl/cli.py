@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from openclaw_rl import __version__, preflight
-from openclaw_rl.config import Config, add_flags, load_config
+from openclaw_rl.config import add_flags, load_config
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.hook_args import hook_args
+from openclaw_rl.settings import Config
 from openclaw_rl.supervisor import MISCONFIGURED, Loop, stop_with_parent, supervise
 
 _OVERVIEW = """\
@@ -43,16 +44,20 @@ _COMMANDS = {
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog="openclaw-rl", description=_OVERVIEW,
+        prog="openclaw-rl",
+        description=_OVERVIEW,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=f"openclaw-rl {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, words in _COMMANDS.items():
         command = commands.add_parser(
-            name, help=words, description=words[0].upper() + words[1:] + ".", allow_abbrev=False,
+            name,
+            help=words,
+            description=words[0].upper() + words[1:] + ".",
+            allow_abbrev=False,
             epilog="Settings come from --config, then the environment, then flags; later wins.",
-        )  # fmt: skip
+        )
         add_flags(command)
         if name == "status":
             command.add_argument("--json", action="store_true", help="print it as JSON")
@@ -76,8 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.supervised:
             stop_with_parent()
         run: dict[str, Callable[[Config, list[str]], int]] = {
-            "up": _up, "serve": _serve, "judge": _judge, "train": _train,
-        }  # fmt: skip
+            "up": _up,
+            "serve": _serve,
+            "judge": _judge,
+            "train": _train,
+        }
         return run[options.command](config, words)
     except OpenClawRLError as error:
         print(f"openclaw-rl: {error}", file=sys.stderr)
@@ -122,8 +130,10 @@ def _up(config: Config, words: list[str]) -> int:
                 emit(f"[up] {line}")
                 last = line
 
-    emit(f"[up] model {config.served_name} at http://{config.gateway.host}:{config.gateway.port}/v1"
-         f" · method {config.train.method} · data {config.data.path}")  # fmt: skip
+    emit(
+        f"[up] model {config.served_name} at http://{config.gateway.host}:{config.gateway.port}/v1"
+        f" · method {config.train.method} · data {config.data.path}"
+    )
     return asyncio.run(supervise(loops, emit, report))
 
 
@@ -135,23 +145,27 @@ def _serve(config: Config, _: list[str]) -> int:
     preflight.check_data(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     gateway = config.gateway
-    asyncio.run(run(GatewaySettings(
-        host=gateway.host,
-        port=gateway.port,
-        api_key=gateway.api_key,
-        model_path=config.model.path,
-        served_name=config.served_name,
-        journal_path=config.journal_path,
-        engine_url=config.engine.url or None,
-        keepalive_seconds=gateway.keepalive_seconds,
-        wait_seconds=gateway.engine_wait_seconds,
-        temperature=gateway.temperature,
-        default_max_tokens=gateway.max_tokens,
-        context_length=gateway.context_length or None,
-        max_body_bytes=int(gateway.max_body_mb * 2**20),
-        max_inflight=gateway.max_inflight,
-        unnamed=gateway.unnamed,
-    )))  # fmt: skip
+    asyncio.run(
+        run(
+            GatewaySettings(
+                host=gateway.host,
+                port=gateway.port,
+                api_key=gateway.api_key,
+                model_path=config.model.path,
+                served_name=config.served_name,
+                journal_path=config.journal_path,
+                engine_url=config.engine.url or None,
+                keepalive_seconds=gateway.keepalive_seconds,
+                wait_seconds=gateway.engine_wait_seconds,
+                temperature=gateway.temperature,
+                default_max_tokens=gateway.max_tokens,
+                context_length=gateway.context_length or None,
+                max_body_bytes=int(gateway.max_body_mb * 2**20),
+                max_inflight=gateway.max_inflight,
+                unnamed=gateway.unnamed,
+            )
+        )
+    )
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from openclaw_rl.config import Config
+from openclaw_rl.settings import Config
 
 
 def hook_args(config: Config) -> Namespace:

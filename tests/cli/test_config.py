@@ -4,8 +4,9 @@ import argparse
 
 import pytest
 
-from openclaw_rl.config import Config, add_flags, load_config
+from openclaw_rl.config import add_flags, load_config
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings import Config
 
 
 def flags(*words: str) -> dict[str, str | None]:

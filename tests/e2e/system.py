@@ -32,17 +32,31 @@ class System:
         self.lines: list[str] = []
         self._changed = asyncio.Condition()
         self._command = [
-            sys.executable, "-m", "openclaw_rl.cli", "up",
-            "--model", str(model), "--data", str(self.data),
-            "--port", str(self.port), "--engine-port", str(self.engine_port),
-            "--custom-rm-path", "openclaw_rl.rewards.feedback.custom_rm", *flags,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "openclaw_rl.cli",
+            "up",
+            "--model",
+            str(model),
+            "--data",
+            str(self.data),
+            "--port",
+            str(self.port),
+            "--engine-port",
+            str(self.engine_port),
+            "--custom-rm-path",
+            "openclaw_rl.rewards.feedback.custom_rm",
+            *flags,
+        ]
 
     async def __aenter__(self) -> System:
         self.process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         self._reading = asyncio.create_task(self._read())
         self.client = AsyncOpenAI(
             base_url=f"http://127.0.0.1:{self.port}/v1", api_key="-", max_retries=0, timeout=120

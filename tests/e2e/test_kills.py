@@ -31,9 +31,12 @@ class Talkers:
             for words in ("Perfect, thanks.", "That is wrong.", None):
                 try:
                     stream = await self.system.client.chat.completions.create(
-                        model="tiny", messages=messages, max_tokens=10, stream=True,
+                        model="tiny",
+                        messages=messages,
+                        max_tokens=10,
+                        stream=True,
                         extra_headers=headers,
-                    )  # fmt: skip
+                    )
                     text, name, ended = "", "", False
                     async for chunk in stream:
                         name = chunk.id

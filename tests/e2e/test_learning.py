@@ -37,8 +37,18 @@ async def converse(system: System, number: int) -> tuple[str, bool]:
 @pytest.mark.slow
 async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path):
     model = tiny_model(tmp_path / "tiny")
-    flags = ["--method", "rl", "--lr", "0.003", "--rollout-batch-size", str(BATCH),
-             "--num-rollout", str(STEPS), "--dtype", "float32"]  # fmt: skip
+    flags = [
+        "--method",
+        "rl",
+        "--lr",
+        "0.003",
+        "--rollout-batch-size",
+        str(BATCH),
+        "--num-rollout",
+        str(STEPS),
+        "--dtype",
+        "float32",
+    ]
     async with System(tmp_path, model, *flags) as system:
         talks = await asyncio.gather(*(converse(system, n) for n in range(BATCH * STEPS)))
         await system.until(lambda: system.fates().trained == BATCH * STEPS)
@@ -55,9 +65,10 @@ async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path):
                 before, after = await base.score(ids, start), await policy.score(ids, start)
                 changes[praised].append(statistics.fmean(after) - statistics.fmean(before))
                 if set(turn.output_versions) == {"0"}:  # sampled by the base: the same values
-                    assert max(
-                        abs(a - b) for a, b in zip(turn.output_logprobs, before, strict=True)
-                    ) < 1e-3  # fmt: skip
+                    assert (
+                        max(abs(a - b) for a, b in zip(turn.output_logprobs, before, strict=True))
+                        < 1e-3
+                    )
         journal.close()
         assert statistics.fmean(changes[True]) > 0.02
         assert statistics.fmean(changes[False]) < -0.02
