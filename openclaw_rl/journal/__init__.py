@@ -12,10 +12,14 @@ from openclaw_rl.journal.records import (
     TurnRecord,
     Verdict,
 )
+from openclaw_rl.journal.store import Journal
+from openclaw_rl.journal.writer import AsyncJournal
 
 __all__ = [
+    "AsyncJournal",
     "Endpoint",
     "Fates",
+    "Journal",
     "Lease",
     "Lineage",
     "Output",

@@ -71,7 +71,6 @@ class TurnRecord:
     created: float
     drop_reason: str | None = None
     off_policy: bool = False
-    system_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,92 @@
+"""Values to bytes and back, exactly: ids as int32, log-probs as float32, versions run by run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from openclaw_rl.errors import JournalError
+
+
+def _little(values: array[Any]) -> array[Any]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def pack_ints(values: Iterable[int]) -> bytes:
+    """int32, little-endian. Raises `JournalError` for what is no token id."""
+    try:
+        return _little(array("i", values)).tobytes()
+    except (OverflowError, TypeError) as error:
+        raise JournalError("token ids must be integers below 2**31") from error
+
+
+def unpack_ints(blob: bytes) -> list[int]:
+    values = array("i")
+    values.frombytes(blob)
+    return _little(values).tolist()
+
+
+def pack_floats(values: Iterable[float]) -> bytes:
+    """float32, little-endian; NaN survives."""
+    return _little(array("f", values)).tobytes()
+
+
+def unpack_floats(blob: bytes) -> list[float]:
+    values = array("f")
+    values.frombytes(blob)
+    return _little(values).tolist()
+
+
+def pack_runs(values: Iterable[str]) -> str:
+    return to_json([[value, sum(1 for _ in run)] for value, run in groupby(values)])
+
+
+def unpack_runs(text: str) -> list[str]:
+    return [value for value, count in json.loads(text) for _ in range(count)]
+
+
+def version_bounds(versions: Sequence[str]) -> tuple[str, str]:
+    """Oldest and newest version: by number where all are numbers, else by appearance."""
+    distinct = list(dict.fromkeys(versions))
+    if not distinct:
+        return "", ""
+    if all(version.isdecimal() for version in distinct):
+        distinct.sort(key=int)
+    return distinct[0], distinct[-1]
+
+
+def all_finite(values: Iterable[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
+
+
+def to_body(value: Any) -> tuple[bytes, bytes]:
+    """JSON bytes of a message and their digest. Key order is kept: templates may print it."""
+    # surrogatepass: a lone surrogate in a client's text is odd, but no reason to lose the turn.
+    body = to_json(value).encode("utf-8", "surrogatepass")
+    return body, digest(body)
+
+
+def from_body(body: bytes) -> Any:
+    return json.loads(body.decode("utf-8", "surrogatepass"))
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,0 +1,183 @@
+"""One SQLite connection as the journal uses it: private files, short transactions, patient.
+
+Owns: opening and its errors, the lock that makes a connection thread-safe, nesting of write
+transactions, and waiting for other processes. Guarantees: after `write()` has left its block, the
+change survives the death of any process (with `durable=True` also a power cut).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from openclaw_rl.errors import JournalError
+from openclaw_rl.journal import schema
+
+T = TypeVar("T")
+
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+class Database:
+    def __init__(self, db: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
+        self._db = db
+        self._path = path
+        self._busy_seconds = busy_seconds
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, create: bool, durable: bool, busy_seconds: float
+    ) -> Database:
+        """Open or make the file; it and its companions are readable by their owner only."""
+        path = Path(path).expanduser()
+        if create:
+            _touch_private(path)
+        elif not path.is_file():
+            raise JournalError(f"there is no journal at {path}")
+        try:
+            # timeout=0: waiting is ours, in steps much finer than SQLite's own.
+            db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise JournalError(f"cannot open the journal {path}: {error}") from error
+        self = cls(db, path, busy_seconds)
+        try:
+            self._prepare(create, durable)
+        except BaseException:
+            db.close()
+            raise
+        for name in (path, *self.companions()):
+            _make_private(name)
+        return self
+
+    def companions(self) -> list[Path]:
+        """The write-ahead log and its index, which hold conversation text as well."""
+        return [Path(f"{self._path}{suffix}") for suffix in ("-wal", "-shm")]
+
+    def _prepare(self, create: bool, durable: bool) -> None:
+        if not self._retry(lambda: schema.is_current(self._db, str(self._path))):
+            if not create:
+                raise JournalError(f"the journal {self._path} is empty: nothing was recorded yet")
+            # Before any table: give pages back to the system when turns are purged.
+            self._retry(lambda: self._db.execute("PRAGMA auto_vacuum = INCREMENTAL"))
+        self._retry(lambda: self._db.execute("PRAGMA journal_mode = WAL"))
+        # Purged text is overwritten, not only unlinked.
+        self._db.execute("PRAGMA secure_delete = ON")
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        self._db.execute("PRAGMA journal_size_limit = 67108864")
+        with self.write() as db:
+            if not schema.is_current(db, str(self._path)):  # two processes may get here at once
+                schema.create(db)
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A write transaction; inside another one of this thread, a savepoint of it."""
+        with self._lock:
+            begin, commit, undo = self._verbs()
+            self._retry(lambda: self._db.execute(begin))
+            self._depth += 1
+            try:
+                try:
+                    yield self._db
+                finally:
+                    self._depth -= 1
+                self._retry(lambda: self._db.execute(commit))
+            except BaseException as error:
+                self._undo(undo)
+                if isinstance(error, sqlite3.Error):
+                    raise JournalError(f"journal {self._path}: {error}") from error
+                raise
+
+    def _verbs(self) -> tuple[str, str, tuple[str, ...]]:
+        if self._depth == 0:
+            return "BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",)
+        name = f"level{self._depth}"
+        return f"SAVEPOINT {name}", f"RELEASE {name}", (f"ROLLBACK TO {name}", f"RELEASE {name}")
+
+    def _undo(self, statements: tuple[str, ...]) -> None:
+        for statement in statements:
+            if self._db.in_transaction:  # a full disk may have rolled back already
+                self._db.execute(statement)
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view for all statements of the block."""
+        with self._lock:
+            if self._depth > 0:
+                yield self._db
+                return
+            self._db.execute("BEGIN")
+            try:
+                # The view begins with the first statement: take it here, where waiting is easy.
+                self._retry(lambda: self._db.execute("SELECT 1 FROM sqlite_master").fetchone())
+                yield self._db
+            except sqlite3.Error as error:
+                raise JournalError(f"journal {self._path}: {error}") from error
+            finally:
+                self._db.execute("ROLLBACK")
+
+    def pragma(self, statement: str) -> int:
+        """The number a PRAGMA answers with (0 where it answers nothing)."""
+        with self._lock:
+            row = self._retry(lambda: self._db.execute(f"PRAGMA {statement}").fetchone())
+            return int(row[0]) if row else 0
+
+    def give_space_back(self) -> None:
+        """Return free pages to the system, and empty the write-ahead log, which may still hold
+        deleted text. A reader of another process can hold the last part up until a later call."""
+        with self._lock:
+            self._retry(lambda: self._db.execute("PRAGMA incremental_vacuum").fetchall())
+            self._retry(lambda: self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+
+    def own_changes(self) -> int:
+        return self._db.total_changes
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _retry(self, action: Callable[[], T]) -> T:
+        """Run `action` again while another process is writing. Its transactions take
+        milliseconds, so the pauses are short and random rather than growing."""
+        deadline = time.monotonic() + self._busy_seconds
+        while True:
+            try:
+                return action()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _LOCKED:
+                    raise JournalError(f"journal {self._path}: {error}") from error
+                if time.monotonic() > deadline:
+                    raise JournalError(
+                        f"the journal {self._path} stayed locked by another process for "
+                        f"{self._busy_seconds:g} seconds"
+                    ) from error
+            except sqlite3.DatabaseError as error:
+                raise JournalError(f"{self._path} cannot be read as a journal: {error}") from error
+            time.sleep(random.uniform(0.0005, 0.005))
+
+
+def _touch_private(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise JournalError(f"cannot make the journal {path}: {error.strerror}") from error
+
+
+def _make_private(path: Path) -> None:
+    """SQLite gives companions the mode of the main file; this mends files that were opened up."""
+    try:
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise JournalError(f"others can read {path}, and it cannot be changed") from error

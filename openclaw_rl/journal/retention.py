@@ -1,0 +1,135 @@
+"""Counting and deleting. Every function runs in the caller's transaction.
+
+Guarantees: a deleted turn takes its text with it (messages no other turn of its session uses),
+the turns that remain stay whole (a prompt that was stored as a tail of a deleted one is stored in
+full first), and the fates still add up.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+
+from openclaw_rl.journal import codec, turns
+from openclaw_rl.journal.records import Fates, State
+
+_CHUNK = 64  # turns deleted between two looks at the size
+
+
+def fates(db: sqlite3.Connection) -> Fates:
+    states: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    rows = db.execute(
+        "SELECT state, reason, n FROM past UNION ALL "
+        "SELECT state, reason, count(*) FROM turns GROUP BY state, reason"
+    )
+    for state, reason, n in rows:
+        states[state] += n
+        if state == State.DROPPED:
+            dropped[reason] += n
+    seen: dict[str, int] = dict(db.execute("SELECT name, n FROM counters WHERE scope = 'seen'"))
+    counters = db.execute("SELECT name, n FROM counters WHERE scope = 'count' ORDER BY name")
+    return Fates(
+        seen=sum(seen.values()),
+        main=sum(states.values()) - states[State.SIDE],
+        side=states[State.SIDE],
+        waiting=states[State.WAITING],
+        judging=states[State.JUDGING],
+        ready=states[State.READY],
+        leased=states[State.LEASED],
+        trained=states[State.TRAINED],
+        dropped=dict(sorted(dropped.items())),
+        counters=dict(counters),
+        by_source=dict(sorted(seen.items())),
+    )
+
+
+def purge(
+    db: sqlite3.Connection, session_id: str | None, owner: str | None, older_than: float | None
+) -> int:
+    rows = db.execute(
+        "SELECT seq FROM turns WHERE (?1 IS NULL OR session_id = ?1) "
+        "AND (?2 IS NULL OR owner = ?2) "
+        "AND (?3 IS NULL OR (created < ?3 AND state != 'leased'))",
+        (session_id, owner, older_than),
+    )
+    return _delete(db, [row[0] for row in rows])
+
+
+def shrink(db: sqlite3.Connection, max_bytes: int) -> int:
+    removed = 0
+    while size(db) > max_bytes:
+        rows = db.execute(
+            "SELECT seq FROM turns WHERE state != 'leased' "
+            "ORDER BY state IN ('waiting', 'judging', 'ready'), created, seq LIMIT ?",
+            (_CHUNK,),
+        ).fetchall()
+        if not rows:
+            break
+        removed += _delete(db, [row[0] for row in rows])
+    return removed
+
+
+def size(db: sqlite3.Connection) -> int:
+    pages, free, page = (
+        db.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * page)
+
+
+def _delete(db: sqlite3.Connection, seqs: Sequence[int]) -> int:
+    if not seqs:
+        return 0
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS going (seq INTEGER PRIMARY KEY)")
+    db.execute("DELETE FROM going")
+    db.executemany("INSERT INTO going VALUES (?)", [(seq,) for seq in seqs])
+    _keep_children_whole(db)
+    db.execute(
+        "INSERT INTO past SELECT "
+        "CASE WHEN state IN ('side', 'trained', 'dropped') THEN state ELSE 'dropped' END AS ended, "
+        "CASE WHEN state IN ('side', 'trained', 'dropped') THEN reason ELSE 'purged' END AS why, "
+        "source, count(*) FROM turns WHERE seq IN going GROUP BY ended, why, source "
+        "ON CONFLICT (state, reason, source) DO UPDATE SET n = n + excluded.n"
+    )
+    sessions = [
+        row[0] for row in db.execute("SELECT DISTINCT session_id FROM turns WHERE seq IN going")
+    ]
+    for table in ("turns", "payloads", "verdicts"):
+        db.execute(f"DELETE FROM {table} WHERE seq IN going")
+    for session_id in sessions:
+        _sweep_messages(db, session_id)
+    db.execute("DELETE FROM going")
+    return len(seqs)
+
+
+def _keep_children_whole(db: sqlite3.Connection) -> None:
+    children = db.execute(
+        "SELECT child.seq, child.turn_id FROM turns child "
+        "JOIN turns parent ON parent.turn_id = child.parent_id "
+        "WHERE child.prompt_base > 0 AND parent.seq IN going AND child.seq NOT IN going"
+    ).fetchall()
+    for seq, turn_id in children:
+        prompt, _ = turns.load_tokens(db, turn_id)
+        db.execute(
+            "UPDATE payloads SET prompt_tail = ? WHERE seq = ?", (codec.pack_ints(prompt), seq)
+        )
+        db.execute("UPDATE turns SET prompt_base = 0 WHERE seq = ?", (seq,))
+
+
+def _sweep_messages(db: sqlite3.Connection, session_id: str) -> None:
+    used: set[int] = set()
+    for message_ids, reply_id, tools_id, next_ids in db.execute(
+        "SELECT p.message_ids, p.reply_id, p.tools_id, t.next_ids "
+        "FROM turns t JOIN payloads p USING (seq) WHERE t.session_id = ?",
+        (session_id,),
+    ):
+        used.update(codec.unpack_ints(message_ids), (reply_id,), codec.unpack_ints(next_ids or b""))
+        if tools_id is not None:
+            used.add(tools_id)
+    db.execute(
+        "DELETE FROM messages WHERE session_id = ? AND id NOT IN (SELECT value FROM json_each(?))",
+        (session_id, json.dumps(sorted(used))),
+    )

@@ -1,0 +1,573 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.errors import JournalError
+from openclaw_rl.journal import Journal, State, TurnRecord, Verdict
+from tests.journal.build import chain, record
+
+USER = ({"role": "user", "content": "thanks"},)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+@pytest.fixture
+def journal(path: Path):
+    with Journal.open(path) as opened:
+        yield opened
+
+
+def make_ready(journal: Journal, rec: TurnRecord, score: float = 1.0) -> None:
+    journal.record_turn(rec)
+    assert journal.set_next_state(rec.turn_id, USER, 200.0)
+    [claimed] = journal.claim("w", 1, 201.0, 60.0)
+    assert claimed.turn_id == rec.turn_id
+    assert journal.write_verdict(rec.turn_id, "w", Verdict(score=score), 202.0) is State.READY
+
+
+def assert_same(turn, rec: TurnRecord) -> None:
+    for field in dataclasses.fields(TurnRecord):
+        got, want = getattr(turn, field.name), getattr(rec, field.name)
+        if isinstance(want, (list, tuple)):
+            got, want = list(got), list(want)
+        assert got == want, field.name
+
+
+# -- what goes in comes out ----------------------------------------------------------------
+
+
+def test_a_turn_comes_back_as_it_was_given(journal: Journal):
+    rec = record(
+        prompt_ids=[0, 2**31 - 1],
+        output_ids=[3, 4],
+        output_logprobs=[-0.25, -1e-3],
+        output_versions=["3", "4"],
+        messages=(
+            {"role": "system", "content": "a\ud800b 中"},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "z": 1, "a": 2}]},
+        ),
+        tools=({"type": "function", "function": {"name": "f"}},),
+        template_kwargs={"enable_thinking": False},
+        sampling={"temperature": 0.6, "stop": ["x"]},
+        finish_reason="length",
+        truncated=True,
+        off_policy=True,
+    )
+    rec = dataclasses.replace(rec, output_logprobs=[-0.25, float_32(-1e-3)])
+    journal.record_turn(rec)
+    turn = journal.turn("t1")
+    assert_same(turn, rec)
+    assert list(turn.messages[1]["tool_calls"][0]) == ["id", "z", "a"]  # templates print the order
+    assert turn.state is State.WAITING
+    assert turn.next_state is None
+    assert journal.turn("t2") is None
+
+
+def float_32(value: float) -> float:
+    import struct
+
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def test_a_long_session_comes_back_whole_and_costs_what_it_adds(journal: Journal, path: Path):
+    turns = chain(200)
+    sizes = []
+    for rec in turns:
+        journal.record_turn(rec)
+        sizes.append(len(rec.prompt_ids))
+    for rec in (turns[0], turns[1], turns[57], turns[199]):
+        assert_same(journal.turn(rec.turn_id), rec)
+        assert journal.tokens(rec.turn_id) == [*rec.prompt_ids, *rec.output_ids]
+    with sqlite3.connect(path) as db:
+        tails = [row[0] for row in db.execute("SELECT length(prompt_tail) / 4 FROM payloads")]
+        messages = db.execute("SELECT count(*) FROM messages").fetchone()[0]
+    assert sizes[199] == 998
+    assert tails == [3] + [2] * 199
+    assert messages == 1 + 200 + 200
+
+
+def test_messages_that_differ_from_the_parents_are_kept_exactly(journal: Journal):
+    parent, child = chain(2)
+    system = {"role": "system", "content": "It is 10:01."}  # changes with every request
+    transient = {"role": "user", "content": "[internal] memory flush"}
+    child = dataclasses.replace(child, messages=(system, transient, *child.messages[1:]))
+    journal.record_turn(parent)
+    journal.record_turn(child)
+    assert_same(journal.turn(parent.turn_id), parent)
+    assert_same(journal.turn(child.turn_id), child)
+
+
+def test_a_prefix_that_is_claimed_but_does_not_hold_is_stored_in_full(journal: Journal):
+    parent, child = chain(2)
+    child = dataclasses.replace(child, prompt_ids=[999, *child.prompt_ids[1:]])
+    journal.record_turn(parent)
+    journal.record_turn(child)
+    turn = journal.turn(child.turn_id)
+    assert turn.prompt_ids == child.prompt_ids
+    assert not turn.shares_tokens
+    assert journal.fates().counters == {"prefix_mismatch": 1}
+    orphan = record("o", parent_id="gone", shares_tokens=True, prompt_ids=[1, 2])
+    journal.record_turn(orphan)
+    assert journal.tokens("o") == [1, 2, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("given_fields", "reason"),
+    [
+        ({"output_logprobs": []}, "logprobs_missing"),
+        ({"output_logprobs": [-0.5, -0.5]}, "logprobs_missing"),
+        ({"output_logprobs": [-0.5, math.nan, -0.5]}, "logprobs_invalid"),
+        ({"output_versions": ["1"]}, "versions_missing"),
+        ({"output_ids": []}, "empty_output"),
+        ({"drop_reason": "engine_lied"}, "engine_lied"),
+    ],
+)
+def test_case_24_a_turn_that_does_not_line_up_is_dropped_with_its_reason(
+    journal: Journal, given_fields, reason
+):
+    rec = record(**given_fields)
+    journal.record_turn(rec)
+    turn = journal.turn("t1")
+    assert turn.state is State.DROPPED
+    assert turn.drop_reason == reason
+    assert len(turn.output_logprobs) == len(rec.output_logprobs)  # nothing padded
+    fates = journal.fates()
+    assert fates.dropped == {reason: 1}
+    assert fates.balanced()
+    assert not journal.set_next_state("t1", USER, 101.0)
+
+
+def test_the_same_turn_twice_is_refused(journal: Journal):
+    journal.record_turn(record())
+    with pytest.raises(JournalError, match="recorded already"):
+        journal.record_turn(record())
+    assert journal.fates().seen == 1
+
+
+def test_token_ids_that_are_none_are_refused_and_nothing_is_kept(journal: Journal):
+    with pytest.raises(JournalError, match="token ids"):
+        journal.record_turn(record(output_ids=[2**31]))
+    assert journal.fates().seen == 0
+
+
+# -- the states ----------------------------------------------------------------------------
+
+
+def test_the_first_next_state_wins(journal: Journal):
+    journal.record_turn(record())
+    assert journal.set_next_state("t1", (), 101.0) is False
+    assert journal.set_next_state("t1", USER, 101.0) is True
+    assert journal.set_next_state("t1", ({"role": "user", "content": "no"},), 102.0) is False
+    assert journal.set_next_state("unknown", USER, 102.0) is False
+    assert journal.turn("t1").next_state == USER
+
+
+def test_a_side_turn_has_one_state_only(journal: Journal):
+    journal.record_turn(record(kind="side", drop_reason="whatever"))
+    assert not journal.set_next_state("t1", USER, 101.0)
+    assert not journal.drop("t1", "retried", 101.0)
+    assert journal.turn("t1").state is State.SIDE
+    fates = journal.fates()
+    assert (fates.seen, fates.main, fates.side) == (1, 0, 1)
+
+
+def test_case_19_a_turn_without_a_next_state_takes_no_place(journal: Journal):
+    first, last = chain(2)
+    make_ready(journal, first)
+    journal.record_turn(last)
+    assert [turn.turn_id for turn in journal.ready()] == [first.turn_id]
+    assert journal.end_session("s1", 300.0, owner="someone else") == 0
+    assert journal.end_session("s1", 300.0) == 1
+    assert journal.fates().dropped == {"session_ended": 1}
+    assert journal.turn(first.turn_id).state is State.READY
+
+
+def test_expiry_drops_what_nothing_followed(journal: Journal):
+    journal.record_turn(record("old", created=100.0))
+    journal.record_turn(record("new", created=190.0))
+    assert journal.expire(200.0) == {}
+    assert journal.expire(200.0, 50.0) == {"no_next_state": 1}
+    assert journal.turn("old").state is State.DROPPED
+    assert journal.turn("new").state is State.WAITING
+
+
+def test_claims_expire_and_are_held_by_one_judge(journal: Journal):
+    journal.record_turn(record())
+    journal.set_next_state("t1", USER, 101.0)
+    assert [t.turn_id for t in journal.claim("a", 5, 110.0, 60.0)] == ["t1"]
+    assert journal.claim("b", 5, 169.0, 60.0) == []
+    [again] = journal.claim("b", 5, 170.0, 60.0)
+    assert again.attempts == 2
+    assert journal.write_verdict("t1", "a", Verdict(score=1.0), 171.0) is None  # too late
+    journal.extend_claims("b", 500.0)
+    assert journal.claim("c", 5, 499.0, 60.0) == []
+    assert journal.release_claims("b") == 1
+    [again] = journal.claim("c", 5, 499.0, 60.0)
+    assert again.attempts == 2
+    assert journal.write_verdict("t1", "c", Verdict(score=-1.0, votes=(-1, None)), 500.0)
+    verdict = journal.turn("t1").verdict
+    assert (verdict.score, verdict.votes, verdict.created) == (-1.0, (-1, None), 500.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [
+        (Verdict(score=1.0), State.READY),
+        (Verdict(score=0.0), State.DROPPED),
+        (Verdict(score=None), State.DROPPED),
+        (Verdict(score=None, hint="be shorter, please"), State.DROPPED),
+        (Verdict(score=0.0, teacher_log_probs=[math.nan] * 3), State.DROPPED),
+        (Verdict(score=0.0, teacher_log_probs=[math.nan, -1.0, math.nan]), State.READY),
+    ],
+)
+def test_only_a_signal_makes_a_turn_ready(journal: Journal, verdict: Verdict, state: State):
+    journal.record_turn(record())
+    journal.set_next_state("t1", USER, 101.0)
+    journal.claim("w", 1, 110.0, 60.0)
+    assert journal.write_verdict("t1", "w", verdict, 111.0) is state
+    assert journal.fates().dropped == ({} if state is State.READY else {"no_signal": 1})
+    assert journal.turn("t1").verdict.hint == verdict.hint
+
+
+def test_a_verdict_that_does_not_fit_is_refused(journal: Journal):
+    journal.record_turn(record())
+    journal.set_next_state("t1", USER, 101.0)
+    journal.claim("w", 1, 110.0, 60.0)
+    for wrong in (Verdict(score=math.nan), Verdict(score=1.0, teacher_log_probs=[-1.0])):
+        with pytest.raises(JournalError):
+            journal.write_verdict("t1", "w", wrong, 111.0)
+    assert journal.turn("t1").state is State.JUDGING
+
+
+def test_case_27_a_judge_that_is_down_is_asked_again_and_at_last_given_up(journal: Journal):
+    journal.record_turn(record())
+    journal.set_next_state("t1", USER, 101.0)
+    now = 110.0
+    for _ in range(2):
+        journal.claim("w", 1, now, 60.0)
+        assert journal.postpone("t1", "w", "judge_down", now + 30, max_attempts=3) is State.JUDGING
+        assert journal.claim("w", 1, now + 29, 60.0) == []
+        now += 30
+    journal.claim("w", 1, now, 60.0)
+    assert journal.postpone("t1", "w", "judge_down", now, max_attempts=3) is State.DROPPED
+    assert journal.postpone("t1", "w", "judge_down", now) is None
+    fates = journal.fates()
+    assert fates.dropped == {"judge_down": 1}
+    assert fates.counters == {"postponed:judge_down": 3}
+    assert journal.turn("t1").verdict is None
+
+
+def test_a_turn_that_kills_its_judges_is_given_up(journal: Journal):
+    journal.record_turn(record())
+    journal.set_next_state("t1", USER, 101.0)
+    now = 110.0
+    while journal.claim("w", 1, now, 60.0):
+        now += 60.0
+    assert journal.turn("t1").attempts == 20
+    assert journal.fates().dropped == {"judge_lost": 1}
+
+
+def test_a_turn_is_trained_once(journal: Journal):
+    for n in range(3):
+        make_ready(journal, record(f"t{n}", created=100.0 + n))
+    assert not journal.lease(1, "h", ["t0", "unknown"], 300.0)
+    assert not journal.lease(1, "h", [], 300.0)
+    assert journal.lease(1, "h", ["t1", "t0"], 300.0)
+    assert not journal.lease(2, "h", ["t1", "t2"], 301.0)  # all or nothing
+    assert journal.turn("t2").state is State.READY
+    with pytest.raises(JournalError, match="unfinished"):
+        journal.lease(1, "h", ["t2"], 301.0)
+    assert journal.lease(1, "other host", ["t2"], 301.0)
+    [lease] = journal.leases("h")
+    assert (lease.rollout_id, lease.turn_ids, lease.created) == (1, ("t0", "t1"), 300.0)
+    assert not journal.drop("t0", "late", 301.0)
+    assert journal.give_back(1, "h", 302.0) == 2
+    assert journal.leases("h") == []
+    assert journal.lease(1, "h", ["t0", "t1"], 303.0)
+    assert journal.drop_leased(1, "h", ["t1", "t2"], "misfit", 304.0) == 1
+    assert journal.mark_trained(1, "h", "5", 305.0) == 1
+    assert journal.mark_trained(1, "h", "6", 306.0) == 0
+    assert journal.give_back(1, "h", 306.0) == 0
+    assert journal.turn("t0").trained_version == "5"
+    fates = journal.fates()
+    assert (fates.trained, fates.leased, fates.dropped) == (1, 1, {"misfit": 1})
+    assert fates.balanced()
+
+
+def test_ready_turns_of_a_quiet_session_are_not_hidden_by_a_busy_one(journal: Journal):
+    for rec in chain(10, "busy"):
+        make_ready(journal, rec)
+    make_ready(journal, record("quiet", session_id="quiet", created=500.0))
+    assert "quiet" in [turn.turn_id for turn in journal.ready(4)]
+    found = journal.ready()
+    assert [turn.created for turn in found] == sorted(turn.created for turn in found)
+    assert found[0].min_version == found[0].max_version == "1"
+
+
+def test_versions_are_ordered_as_numbers(journal: Journal):
+    make_ready(journal, record(output_versions=["10", "9", "9"], sampling={}))
+    [turn] = journal.ready()
+    assert (turn.min_version, turn.max_version, turn.temperature) == ("9", "10", 1.0)
+
+
+def test_lineage_reaches_back_to_where_the_tokens_begin(journal: Journal):
+    turns = chain(4)
+    turns[1] = dataclasses.replace(turns[1], shares_tokens=False)
+    for rec in turns:
+        journal.record_turn(rec)
+    found = journal.lineage(["s1-3"])
+    assert [(x.turn_id, x.parent_id) for x in found] == [
+        ("s1-1", None),
+        ("s1-2", "s1-1"),
+        ("s1-3", "s1-2"),
+    ]
+    assert (found[2].prompt_len, found[2].output_len) == (len(turns[3].prompt_ids), 3)
+    [output] = journal.outputs(["s1-2", "unknown"])
+    assert output.output_ids == turns[2].output_ids
+
+
+def test_nodes_come_back_parents_first(journal: Journal):
+    for rec in chain(3):
+        journal.record_turn(rec)
+    journal.set_next_state("s1-1", USER, 200.0)
+    journal.drop("s1-2", "retried", 200.0)
+    nodes = journal.nodes(2)
+    assert [(n.turn_id, n.has_next_state, n.retried) for n in nodes] == [
+        ("s1-1", True, False),
+        ("s1-2", False, True),
+    ]
+    assert (nodes[1].parent_id, nodes[1].node_hash) == ("s1-1", "node-s1-2")
+
+
+def test_endpoints_and_counters(journal: Journal):
+    assert journal.endpoint("policy") is None
+    journal.publish("policy", "http://a", {"weight_version": "1"}, 1.0)
+    journal.publish("policy", "http://b", {"weight_version": "2"}, 2.0)
+    endpoint = journal.endpoint("policy")
+    assert (endpoint.url, endpoint.info, endpoint.published) == (
+        "http://b",
+        {"weight_version": "2"},
+        2.0,
+    )
+    journal.count("disconnected")
+    journal.count("disconnected", 2)
+    assert journal.fates().counters == {"disconnected": 3}
+
+
+def test_changed_tells_pollers_of_any_commit(journal: Journal, path: Path):
+    with Journal.open(path) as other:
+        assert journal.changed()
+        assert not journal.changed()
+        other.count("x")
+        assert journal.changed()
+        assert not journal.changed()
+        journal.count("x")
+        assert journal.changed()
+        assert not journal.changed()
+
+
+# -- the file ------------------------------------------------------------------------------
+
+
+def test_only_the_owner_can_read_the_files(path: Path):
+    old = os.umask(0)
+    try:
+        with Journal.open(path) as journal:
+            journal.record_turn(record())
+            names = sorted(p.name for p in path.parent.iterdir())
+            assert names == ["journal.db", "journal.db-shm", "journal.db-wal"]
+            for name in names:
+                assert stat.S_IMODE((path.parent / name).stat().st_mode) == 0o600, name
+            path.chmod(0o644)
+            with Journal.open(path):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        os.umask(old)
+
+
+def test_what_is_no_journal_is_refused_with_a_reason(tmp_path: Path):
+    with pytest.raises(JournalError, match="there is no journal at"):
+        Journal.open(tmp_path / "none.db", create=False)
+    (tmp_path / "text.db").write_text("hello " * 1000)
+    with pytest.raises(JournalError, match="cannot be read as a journal"):
+        Journal.open(tmp_path / "text.db")
+    with sqlite3.connect(tmp_path / "other.db") as db:
+        db.execute("CREATE TABLE x (y)")
+    with pytest.raises(JournalError, match="no journal of openclaw-rl"):
+        Journal.open(tmp_path / "other.db")
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(JournalError, match="empty"):
+        Journal.open(tmp_path / "empty.db", create=False)
+
+
+@pytest.mark.parametrize(("version", "word"), [(99, "newer"), (0, "older")])
+def test_another_layout_is_refused_with_a_reason(path: Path, version: int, word: str):
+    Journal.open(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(JournalError, match=f"written by an? {word} openclaw-rl"):
+        Journal.open(path)
+
+
+def test_a_batch_that_fails_leaves_nothing(journal: Journal):
+    with pytest.raises(ZeroDivisionError), journal.batch():
+        journal.record_turn(record())
+        with pytest.raises(JournalError), journal.batch():
+            journal.record_turn(record())
+        raise ZeroDivisionError
+    assert journal.fates().seen == 0
+    journal.record_turn(record())
+
+
+# -- deleting ------------------------------------------------------------------------------
+
+
+def all_bytes(path: Path) -> bytes:
+    return b"".join(p.read_bytes() for p in path.parent.iterdir())
+
+
+def test_purging_a_session_removes_its_text_and_keeps_the_sums(journal: Journal, path: Path):
+    secret = "my secret is 4711"
+    for rec in chain(3, "a"):
+        journal.record_turn(
+            dataclasses.replace(rec, reply={"role": "assistant", "content": secret})
+        )
+    journal.set_next_state("a-1", ({"role": "user", "content": secret + "!"},), 200.0)
+    for rec in chain(2, "b", owner="bob"):
+        journal.record_turn(rec)
+    assert secret.encode() in all_bytes(path)
+    assert journal.purge(session_id="a") == 3
+    assert secret.encode() not in all_bytes(path)
+    assert journal.turn_ids() == ["b-0", "b-1"]
+    fates = journal.fates()
+    assert (fates.seen, fates.waiting, fates.dropped) == (5, 2, {"purged": 3})
+    assert fates.balanced()
+    assert journal.purge(owner="nobody") == 0
+    assert journal.purge(owner="bob", session_id="a") == 0
+    assert journal.purge(owner="bob") == 2
+    assert journal.fates().dropped == {"purged": 5}
+    with pytest.raises(JournalError):
+        journal.purge()
+
+
+def test_purging_by_age_keeps_what_remains_whole(journal: Journal):
+    turns = chain(6)
+    make_ready(journal, turns[0])
+    assert journal.lease(1, "h", [turns[0].turn_id], 300.0)
+    for rec in turns[1:]:
+        journal.record_turn(rec)
+    assert journal.purge(older_than=104.0) == 3
+    assert journal.turn_ids() == ["s1-0", "s1-4", "s1-5"]  # a leased turn stays
+    for n in (0, 4, 5):
+        turn = journal.turn(f"s1-{n}")
+        assert turn.prompt_ids == turns[n].prompt_ids
+        assert turn.messages == turns[n].messages
+    assert not journal.turn("s1-4").shares_tokens
+    assert journal.turn("s1-5").shares_tokens
+    assert journal.fates().balanced()
+
+
+def test_purging_by_size_goes_from_the_oldest_on_and_spares_the_unfinished(
+    journal: Journal, path: Path
+):
+    for n in range(150):
+        journal.record_turn(
+            record(
+                f"t{n}",
+                session_id=f"s{n}",
+                created=100.0 + n,
+                prompt_ids=list(range(3000)),
+                drop_reason="retried" if n % 2 else None,
+            )
+        )
+    before = journal.size()
+    removed = journal.purge(max_bytes=before * 3 // 4)
+    assert 0 < removed < 100
+    assert journal.size() <= before * 3 // 4
+    left = journal.turn_ids()
+    assert [t for t in left if int(t[1:]) % 2 == 0] == [f"t{n}" for n in range(0, 150, 2)]
+    assert "t1" not in left
+    assert "t149" in left
+    assert path.stat().st_size <= before
+    assert journal.purge(max_bytes=10**9) == 0
+    assert journal.fates().balanced()
+
+
+# -- whatever happens ----------------------------------------------------------------------
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["record", "side", "next", "drop", "claim", "verdict", "postpone", "lease", "trained",
+             "back", "end", "expire", "purge", "age"]
+        ),
+        st.integers(0, 9),
+        st.sampled_from([1.0, 0.0, -1.0]),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(actions=ACTIONS)
+def test_the_fates_always_add_up(actions, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fates") / "journal.db"
+    seen = 0
+    trained: list[str] = []
+    with Journal.open(path) as journal:
+        for step, (action, n, score) in enumerate(actions):
+            now = 100.0 + step
+            name = f"t{n}"
+            if action in ("record", "side"):
+                kind = "side" if action == "side" else "main"
+                try:
+                    journal.record_turn(
+                        record(name, session_id=f"s{n % 3}", kind=kind, created=now)
+                    )
+                    seen += 1
+                except JournalError:
+                    assert journal.turn(name) is not None
+            elif action == "next":
+                journal.set_next_state(name, USER, now)
+            elif action == "drop":
+                journal.drop(name, "told", now)
+            elif action == "claim":
+                journal.claim("w", n, now, 5.0)
+            elif action == "verdict":
+                journal.write_verdict(name, "w", Verdict(score=score), now)
+            elif action == "postpone":
+                journal.postpone(name, "w", "down", now, max_attempts=2)
+            elif action == "lease":
+                ready = [turn.turn_id for turn in journal.ready()][: n + 1]
+                if not journal.leases("h"):
+                    assert journal.lease(0, "h", ready, now) is bool(ready)
+            elif action == "trained":
+                ids = [i for lease in journal.leases("h") for i in lease.turn_ids]
+                assert journal.mark_trained(0, "h", "2", now) == len(ids)
+                trained += ids
+            elif action == "back":
+                journal.give_back(0, "h", now)
+            elif action == "end":
+                journal.end_session(f"s{n % 3}", now)
+            elif action == "expire":
+                journal.expire(now, float(n))
+            elif action == "purge":
+                journal.purge(session_id=f"s{n % 3}")
+            else:
+                journal.purge(older_than=now - 3 * n)
+            fates = journal.fates()
+            assert fates.balanced(), (action, fates)
+            assert fates.seen == seen
+            assert fates.trained == len(trained)
