@@ -31,6 +31,7 @@ CREATE TABLE turns (
   prompt_len INTEGER NOT NULL,
   output_len INTEGER NOT NULL,
   tokens_sha BLOB NOT NULL,         -- of prompt and output ids, to check what a child claims
+  history_sha BLOB NOT NULL,        -- of messages and reply, likewise, without the system text
   created REAL NOT NULL,
   min_version TEXT NOT NULL,
   max_version TEXT NOT NULL,

@@ -20,8 +20,8 @@ from openclaw_rl.session.types import Message
 
 _TURN_COLUMNS = (
     "turn_id, session_id, source, owner, kind, kind_reason, state, reason, parent_id, matched, "
-    "prompt_base, prompt_len, output_len, tokens_sha, created, min_version, max_version, "
-    "temperature, off_policy, truncated, finish_reason, request_hash, node_hash, rendered_len, "
+    "prompt_base, prompt_len, output_len, tokens_sha, history_sha, created, min_version, "
+    "max_version, temperature, off_policy, truncated, finish_reason, request_hash, node_hash, rendered_len, "
     "rendered_sha, changed"
 )
 _INSERT_TURN = (
@@ -51,7 +51,8 @@ def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
             (
                 rec.turn_id, rec.session_id, rec.source, rec.owner, rec.kind, rec.kind_reason,
                 state, reason, rec.parent_id, rec.matched, tail.base, len(rec.prompt_ids),
-                len(rec.output_ids), tail.tokens_sha, rec.created, low, high,
+                len(rec.output_ids), tail.tokens_sha,
+                _history_sha([*rec.messages, rec.reply]), rec.created, low, high,
                 1.0 if temperature is None else float(temperature), rec.off_policy, rec.truncated,
                 rec.finish_reason, rec.request_hash, rec.node_hash, rec.rendered_len,
                 rec.rendered_sha, rec.created,
@@ -59,14 +60,15 @@ def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
         )  # fmt: skip
     except sqlite3.IntegrityError as error:
         raise JournalError(f"turn {rec.turn_id} is recorded already") from error
-    messages = store_messages(db, rec.session_id, [*rec.messages, rec.reply])
+    messages = _message_ids(db, rec)
+    reply = store_messages(db, rec.session_id, [rec.reply])[0]
     tools = store_messages(db, rec.session_id, [list(rec.tools)])[0] if rec.tools else None
     db.execute(
         "INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             cursor.lastrowid, tail.blob, codec.pack_ints(rec.output_ids),
             codec.pack_floats(rec.output_logprobs), codec.pack_runs(rec.output_versions),
-            codec.pack_ints(messages[:-1]), messages[-1], tools,
+            codec.pack_ints(messages), reply, tools,
             codec.to_json(rec.template_kwargs), codec.to_json(rec.sampling),
         ),
     )  # fmt: skip
@@ -106,6 +108,35 @@ def _tail(db: sqlite3.Connection, rec: TurnRecord) -> _Tail:
         if row and row[0] < len(rec.prompt_ids) and codec.digest(prompt[: row[0] * 4]) == row[1]:
             return _Tail(row[0], prompt[row[0] * 4 :], sha)
     return _Tail(0, prompt, sha)
+
+
+def _history_sha(messages: Sequence[Message]) -> bytes:
+    return codec.to_body(list(messages[_system(messages) :]))[1]
+
+
+def _system(messages: Sequence[Message]) -> int:
+    """1 where a system text leads: it may change with every request and is looked at apart."""
+    return 1 if messages and messages[0].get("role") == "system" else 0
+
+
+def _message_ids(db: sqlite3.Connection, rec: TurnRecord) -> list[int]:
+    """Where the messages begin, word for word, with the parent's and its reply, the parent's rows
+    are taken over after one comparison: the usual case, and 200 look-ups saved at turn 100."""
+    row = db.execute(
+        "SELECT t.history_sha, p.message_ids, p.reply_id FROM turns t JOIN payloads p USING (seq) "
+        "WHERE t.turn_id = ? AND t.session_id = ?",
+        (rec.parent_id, rec.session_id),
+    ).fetchone()
+    if row is not None:
+        own = _system(rec.messages)
+        parents = [*codec.unpack_ints(row[1]), row[2]]
+        # Whether the parent has a system text is not known here; the digest decides.
+        for parents_system in (own, 1 - own):
+            end = own + len(parents) - parents_system
+            if end <= len(rec.messages) and _history_sha(rec.messages[:end]) == row[0]:
+                new = store_messages(db, rec.session_id, [*rec.messages[:own], *rec.messages[end:]])
+                return [*new[:own], *parents[parents_system:], *new[own:]]
+    return store_messages(db, rec.session_id, rec.messages)
 
 
 def store_messages(db: sqlite3.Connection, session_id: str, values: Sequence[Any]) -> list[int]:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,8 +25,9 @@ from openclaw_rl.session.types import Message, NodeState
 
 T = TypeVar("T")
 
-_MAX_GROUP = 256
-"""Writes in one commit. Other processes wait meanwhile: keep it to tens of milliseconds."""
+_GROUP_SECONDS = 0.015
+"""How long a commit collects. It spares small writes a commit each, and does not keep the first
+of many large ones, or other processes, waiting for the last."""
 
 
 class _Write(Generic[T]):
@@ -135,38 +137,46 @@ class AsyncJournal:
         return await self.read(lambda journal: journal.fates())
 
     def _run(self) -> None:
-        while True:
-            group, more = self._take()
-            if group:
-                self._commit(group)
-                self._tell(group)
-            if not more:
-                return
+        waiting: list[_Write[Any]] = []
+        more = True
+        while more or waiting:
+            if more:
+                more = self._take(waiting)
+            done = self._commit(waiting)
+            self._tell(waiting[:done])
+            del waiting[:done]
 
-    def _take(self) -> tuple[list[_Write[Any]], bool]:
-        """All that is waiting (at least one), and whether more can follow."""
-        group: list[_Write[Any]] = []
-        item = self._queue.get()
-        while item is not None:
-            group.append(item)
-            if len(group) == _MAX_GROUP or self._queue.empty():
-                return group, True
+    def _take(self, waiting: list[_Write[Any]]) -> bool:
+        """Add all that is asked for (at least one in all); False when nothing more will be."""
+        while not waiting or not self._queue.empty():
             item = self._queue.get()
-        return group, False
+            if item is None:
+                return False
+            waiting.append(item)
+        return True
 
-    def _commit(self, group: list[_Write[Any]]) -> None:
+    def _commit(self, group: list[_Write[Any]]) -> int:
+        """Carry out and commit writes from the front of `group`; how many."""
+        done = 0
+        deadline = time.monotonic() + _GROUP_SECONDS
         try:
             with self._writer.batch():
-                for write in group:
-                    try:
-                        # A transaction of its own: an error in it must not leave half a write.
-                        with self._writer.batch():
-                            write.result = write.action(self._writer)
-                    except Exception as error:
-                        write.error = error
-        except Exception as error:  # nothing of the group was kept
-            for write in group:
+                while done < len(group) and (not done or time.monotonic() < deadline):
+                    self._perform(group[done])
+                    done += 1
+        except Exception as error:  # nothing of it was kept
+            done = done or len(group)  # the journal was not even to be had: nobody waits for more
+            for write in group[:done]:
                 write.error = write.error or error
+        return done
+
+    def _perform(self, write: _Write[Any]) -> None:
+        try:
+            # A transaction of its own: an error in it must not leave half a write.
+            with self._writer.batch():
+                write.result = write.action(self._writer)
+        except Exception as error:
+            write.error = error
 
     @staticmethod
     def _tell(group: list[_Write[Any]]) -> None:

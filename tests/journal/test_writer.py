@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.errors import JournalError
+from openclaw_rl.journal import AsyncJournal, Journal
+from tests.journal.build import record
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+async def test_a_write_that_is_done_is_seen_by_other_processes(path: Path):
+    async with AsyncJournal.open(path) as journal:
+        await journal.record_turn(record())
+        with Journal.open(path) as other:
+            assert other.turn("t1") is not None
+        assert await journal.set_next_state("t1", ({"role": "user", "content": "x"},), 1.0)
+        assert (await journal.turn("t1")).next_state == ({"role": "user", "content": "x"},)
+        assert await journal.tokens("t1") == [1, 2, 3, 7, 8, 9]
+        assert [n.turn_id for n in await journal.nodes(5)] == ["t1"]
+        assert await journal.end_session("s1", 2.0) == 0
+        assert await journal.expire(2.0, 1.0) == {}
+        assert await journal.endpoint("policy") is None
+
+
+async def test_writes_that_pile_up_are_committed_together(path: Path):
+    async with AsyncJournal.open(path) as journal:
+        gate, commits = threading.Event(), []
+        first = journal.write(lambda _: gate.wait(10))
+        journal._writer._db._db.set_trace_callback(
+            lambda sql: commits.append(sql) if sql == "COMMIT" else None
+        )
+        rest = [journal.record_turn(record(f"t{n}")) for n in range(64)]
+        gate.set()
+        await asyncio.gather(first, *rest)
+        assert len(commits) <= 2
+        assert (await journal.fates()).seen == 64
+
+
+async def test_one_failing_write_undoes_only_itself(path: Path):
+    async with AsyncJournal.open(path) as journal:
+        gate = threading.Event()
+        journal.write(lambda _: gate.wait(10))
+
+        def half(target: Journal) -> None:
+            target.count("half")
+            raise ValueError("broken off")
+
+        results = [
+            journal.record_turn(record("a")),
+            journal.write(half),
+            journal.record_turn(record("a")),
+            journal.record_turn(record("b")),
+        ]
+        gate.set()
+        a, broken, twice, b = await asyncio.gather(*results, return_exceptions=True)
+        assert a is None
+        assert b is None
+        assert isinstance(broken, ValueError)
+        assert isinstance(twice, JournalError)
+        fates = await journal.fates()
+        assert fates.seen == 2
+        assert fates.counters == {}
+
+
+async def test_a_write_nobody_waits_for_any_more_is_carried_out(path: Path):
+    async with AsyncJournal.open(path) as journal:
+        gate = threading.Event()
+        journal.write(lambda _: gate.wait(10))
+        left = journal.record_turn(record())
+        left.cancel()
+        journal.count("not awaited")
+        gate.set()
+        fates_after = await journal.write(lambda target: target.fates())
+        assert fates_after.seen == 1
+        assert fates_after.counters == {"not awaited": 1}
+
+
+async def test_closing_finishes_what_was_asked_for(path: Path):
+    journal = AsyncJournal.open(path)
+    asked = [journal.record_turn(record(f"t{n}")) for n in range(20)]
+    await journal.close()
+    await asyncio.gather(*asked)
+    with Journal.open(path) as again:
+        assert again.fates().seen == 20
+    with pytest.raises(JournalError, match="closed"):
+        await journal.record_turn(record("late"))
+    await journal.close()
