@@ -429,6 +429,17 @@ class Journal:
         with self._db.read() as db:
             return retention.fates(db)
 
+    def judged(self, recent: int) -> tuple[int, float | None]:
+        """How many turns have a verdict, and the mean score of the newest `recent` scored ones."""
+        with self._db.read() as db:
+            total = db.execute("SELECT count(*) FROM verdicts").fetchone()[0]
+            mean = db.execute(
+                "SELECT avg(score) FROM (SELECT score FROM verdicts WHERE score IS NOT NULL "
+                "ORDER BY seq DESC LIMIT ?)",
+                (recent,),
+            ).fetchone()[0]
+        return total, mean
+
     def expire(
         self, now: float, next_state_ttl: float | None = None, *, ready_ttl: float | None = None
     ) -> dict[str, int]:

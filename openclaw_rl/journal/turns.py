@@ -19,10 +19,10 @@ from openclaw_rl.journal.records import Lineage, Output, State, Turn, TurnRecord
 from openclaw_rl.session.types import Message
 
 _TURN_COLUMNS = (
-    "turn_id, session_id, source, owner, kind, kind_reason, state, reason, parent_id, matched, "
-    "prompt_base, prompt_len, output_len, tokens_sha, history_sha, created, min_version, "
-    "max_version, temperature, off_policy, truncated, finish_reason, request_hash, node_hash, rendered_len, "
-    "rendered_sha, changed"
+    "turn_id, session_id, source, owner, kind, kind_reason, state, reason, parent_id, "
+    "matched, prompt_base, prompt_len, output_len, tokens_sha, history_sha, created, "
+    "min_version, max_version, temperature, off_policy, truncated, finish_reason, "
+    "request_hash, node_hash, rendered_len, rendered_sha, changed"
 )
 _INSERT_TURN = (
     f"INSERT INTO turns ({_TURN_COLUMNS}) VALUES ({', '.join('?' * _TURN_COLUMNS.count(','))}, ?)"

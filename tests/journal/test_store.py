@@ -366,6 +366,13 @@ def test_endpoints_and_counters(journal: Journal):
     assert journal.fates().counters == {"disconnected": 3}
 
 
+def test_judged_counts_verdicts_and_averages_the_newest_scores(journal: Journal):
+    assert journal.judged(2) == (0, None)
+    for n, score in enumerate([1.0, 1.0, -1.0]):
+        make_ready(journal, record(f"t{n}"), score)
+    assert journal.judged(2) == (3, 0.0)
+
+
 def test_changed_tells_pollers_of_any_commit(journal: Journal, path: Path):
     with Journal.open(path) as other:
         assert journal.changed()
