@@ -1,0 +1,235 @@
+"""The served model's tokenizer and chat template, without torch.
+
+Guarantees: `render` gives exactly the text that the model's template writes; `encode` turns it into
+ids without adding any; errors of a template are refusals (400) without conversation text. All
+methods may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from openclaw_rl.engine.continuation import KnownPrompt, Meaning, continuation, text_sha
+from openclaw_rl.engine.text import TextStream
+from openclaw_rl.errors import ConfigError, EngineRefused
+
+__all__ = ["ChatTokenizer", "KnownPrompt", "text_sha"]
+
+SHOWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Marks that the reply parser reads, so they stay in the text even if the tokenizer calls them
+special."""
+_RESERVED = frozenset(
+    {
+        "conversation",
+        "messages",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "processor_kwargs",
+    }
+)
+"""Arguments of `apply_chat_template` that are ours, not the template's."""
+
+
+class ChatTokenizer:
+    """See the module. `eos_ids` are the tokens that end a turn; `context_length` is the model's
+    own limit in tokens (None if it does not say; the engine's may be lower)."""
+
+    eos_ids: frozenset[int]
+    context_length: int | None
+
+    def __init__(self, tokenizer: Any, *, eos_ids: Sequence[int], context_length: int | None):
+        if not tokenizer.chat_template:
+            raise ConfigError("the model's tokenizer has no chat template; serve a chat model")
+        if not getattr(tokenizer, "backend_tokenizer", None):
+            raise ConfigError("the model's tokenizer has no tokenizer.json, which is needed")
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.context_length = context_length
+        added: dict[int, Any] = tokenizer.added_tokens_decoder
+        self._arguments_as_text = self._probe_arguments()
+        self.eos_ids = frozenset(eos_ids) | self._probe_end(added)
+        self._ends = {token: self._backend.decode([token], False) for token in self.eos_ids}
+        special = {id_ for id_, token in added.items() if token.special}
+        shown = {id_ for id_, token in added.items() if token.content in SHOWN}
+        self._hidden = (frozenset(special) | self.eos_ids) - shown
+
+    @classmethod
+    def load(cls, model_path: str | Path) -> ChatTokenizer:
+        """From a directory in Hugging Face format, or a name on the hub. Takes seconds."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(model_path))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"no tokenizer could be loaded from {str(model_path)!r} ({type(error).__name__})"
+            ) from None
+        config = _read_json(model_path, "config.json")
+        generation = _read_json(model_path, "generation_config.json")
+        text_config = config.get("text_config")
+        if isinstance(text_config, dict):
+            config = {**config, **text_config}
+        eos: set[int] = set()
+        for value in (
+            generation.get("eos_token_id", config.get("eos_token_id")),
+            tokenizer.eos_token_id,
+        ):
+            eos.update(value if isinstance(value, list) else [] if value is None else [value])
+        return cls(
+            tokenizer,
+            eos_ids=sorted(eos),
+            context_length=config.get("max_position_embeddings"),
+        )
+
+    # --- text and ids --------------------------------------------------------------------------
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text up to where the assistant speaks. Raises EngineRefused(400)."""
+        kwargs = dict(template_kwargs or {})
+        if ours := sorted(_RESERVED & kwargs.keys()):
+            raise EngineRefused(400, f"chat_template_kwargs may not set {', '.join(ours)}")
+        return self._apply([self._plain(message) for message in messages], tools, kwargs)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` and nothing else; special tokens in it become their ids."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            raise EngineRefused(400, "a message is not valid Unicode (lone surrogate)") from None
+        return cast(list[int], encoding.ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a reply: what a `stream()` of the same ids shows altogether."""
+        return self._decode_all([token for token in ids if token not in self._hidden])
+
+    def stream(self) -> TextStream:
+        return TextStream(self._decode_all, self._hidden)
+
+    def continue_prompt(
+        self, previous: KnownPrompt, rendered: str, meaning: Meaning | None = None
+    ) -> list[int] | None:
+        """The ids of `rendered` where it goes on from `previous`: the known ids, then those of
+        what is new. None where the template would not write the known turn as it was sampled.
+        `meaning` compares the two texts of the reply (default: `continuation.reply_meaning`)."""
+        return continuation(
+            previous,
+            rendered,
+            encode=self.encode,
+            decode=self.decode,
+            ends=self._ends,
+            meaning=meaning,
+        )
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _decode_all(self, ids: Sequence[int]) -> str:
+        return cast(str, self._backend.decode(list(ids), skip_special_tokens=False))
+
+    def _apply(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: dict[str, Any],
+    ) -> str:
+        import jinja2
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tools=[dict(tool) for tool in tools] if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **kwargs,
+            )
+        except jinja2.TemplateError as error:
+            # A template's own words ("roles must alternate"), raised on purpose.
+            reason = str(error)[:200] or type(error).__name__
+            raise EngineRefused(400, f"the chat template refuses this: {reason}") from None
+        except Exception as error:
+            raise EngineRefused(
+                400, f"the chat template cannot render these messages ({type(error).__name__})"
+            ) from None
+        return cast(str, text)
+
+    def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message as templates expect it: content a string, arguments as this template does."""
+        plain = dict(message)
+        if plain.get("content") is None:
+            plain["content"] = ""
+        if not plain.get("tool_calls"):
+            plain.pop("tool_calls", None)
+        elif not self._arguments_as_text:
+            plain["tool_calls"] = [_parsed(call) for call in plain["tool_calls"]]
+        return plain
+
+    def _probe_arguments(self) -> bool:
+        """Whether the template takes a call's arguments as JSON text and writes them unchanged.
+
+        Others want them parsed, and would write a quoted string of the text.
+        """
+        arguments = '{"k":1}'  # no template's own JSON lacks the space
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        try:
+            text = self._apply(
+                [
+                    {"role": "user", "content": "u"},
+                    {"role": "assistant", "content": "", "tool_calls": [call]},
+                ],
+                None,
+                {},
+            )
+        except EngineRefused:
+            return False
+        return arguments in text
+
+    def _probe_end(self, added: Mapping[int, Any]) -> frozenset[int]:
+        """The added token that the template writes behind an assistant's message."""
+        reply = "a reply of no meaning"
+        probe = [{"role": "user", "content": "u"}, {"role": "assistant", "content": reply}]
+        try:
+            text = self._apply(probe, None, {})
+        except EngineRefused:
+            return frozenset()
+        rest = text[text.rfind(reply) + len(reply) :].lstrip() if reply in text else ""
+        ids = [id_ for id_, token in added.items() if rest.startswith(token.content)]
+        return frozenset(ids[:1])
+
+
+def _parsed(call: Mapping[str, Any]) -> dict[str, Any]:
+    parsed = copy.deepcopy(dict(call))
+    function = parsed.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        with suppress(ValueError):  # the model's own broken JSON: the template shows it as text
+            function["arguments"] = json.loads(function["arguments"])
+    return parsed
+
+
+def _read_json(model_path: str | Path, name: str) -> dict[str, Any]:
+    from transformers.utils.hub import cached_file
+
+    try:
+        path = cached_file(str(model_path), name)
+        value = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,311 @@
+"""The client of an engine that speaks SGLang's `/generate`.
+
+Guarantees of `generate`: the tokens given out are one unbroken reply, each with the version that
+made it, whatever happens to the engine meanwhile. When the engine aborts (a weight update), drops
+the connection, dies or moves to another address, generation goes on from prompt + tokens so far
+with `max_new_tokens` reduced. It waits at most `wait_seconds` without a new token while the engine
+is away, then raises EngineUnavailable. A refusal (ContextOverflow, EngineRefused) is raised at
+once. A stream that its reader closes or cancels is aborted at the engine.
+
+Not kept across a resume: penalties count only the tokens since, a stop string that straddles the
+cut is not found, and a grammar (`json_schema`, `regex`, `ebnf`) cannot go on in mid-word, so such a
+reply is not resumed once it has tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+
+from openclaw_rl.engine.events import ReplyReader
+from openclaw_rl.engine.sse import EventLines
+from openclaw_rl.engine.transport import Lost, Transport
+from openclaw_rl.engine.types import Delta, Finish, OnWait
+from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+
+log = logging.getLogger(__name__)
+
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between tries; doubled each time."""
+_FAULTS = 3
+"""Tries of a request to which the engine answers with an error of its own (500)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One `generate` under way. `engine_rid` names its present request at the engine."""
+
+    engine_rid: str
+    grammar: bool
+    on_wait: OnWait | None
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    response: aiohttp.ClientResponse | None = None
+    tries: int = 0
+
+
+class _Patience:
+    """How long to go on without progress. Pauses grow; progress makes it fresh again."""
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._seconds = seconds
+        self.progress(now)
+
+    def progress(self, now: float) -> None:
+        self._since = now
+        self._pause = 0.0
+        self._faults = 0
+
+    def pause(self, reason: str, faulty: bool, now: float) -> float:
+        """Seconds to wait before the next try (0 for the first). Raises EngineUnavailable."""
+        self._faults += faulty
+        if self._faults >= _FAULTS:
+            raise EngineUnavailable(f"{reason}; gave up after {_FAULTS} tries")
+        left = self._since + self._seconds - now
+        if left <= 0:
+            raise EngineUnavailable(f"{reason}; gave up after {self._seconds:g} s")
+        pause, self._pause = self._pause, min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
+        return min(pause, left)
+
+
+class SGLangEngine:
+    """See the module. One instance serves any number of streams of one event loop.
+
+    `url` may be a function: it is asked before every try, and None means "not there yet".
+    `http` pools the connections; its connector wants `limit=0`, or streams queue behind each other.
+    `silence_seconds`: after so long without a byte the engine is asked for a sign of life (a paused
+    engine is silent and alive).
+    """
+
+    def __init__(
+        self,
+        url: str | Callable[[], str | None],
+        http: aiohttp.ClientSession,
+        *,
+        wait_seconds: float = 300.0,
+        silence_seconds: float = 30.0,
+    ) -> None:
+        self._transport = Transport(url, http, silence_seconds)
+        self._wait_seconds = wait_seconds
+        self._calls: dict[str, _Call] = {}
+        self._tasks: set[asyncio.Task[bool]] = set()
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        *,
+        rid: str,
+        routing_key: str | None = None,
+        top_logprobs: int = 0,
+        on_wait: OnWait | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """Streams the reply to `ids`. Use it under `contextlib.aclosing`.
+
+        `sampling` goes to the engine as `sampling_params`; `max_new_tokens` (at least 1) is
+        required. `rid` must be unique and of a fixed length: engines abort by prefix.
+        """
+        budget = sampling.get("max_new_tokens")
+        if not isinstance(budget, int) or budget < 1:
+            raise EngineRefused(400, "max_new_tokens must be a whole number of at least 1")
+        if rid in self._calls:
+            raise EngineError("a request with this rid is under way already")
+        grammar = any(sampling.get(name) for name in _GRAMMARS)
+        call = self._calls[rid] = _Call(rid, grammar, on_wait)
+        patience = _Patience(self._wait_seconds, _now())
+        body: dict[str, Any] = {"stream": True, "return_logprob": True}
+        if top_logprobs:
+            body["top_logprobs_num"] = top_logprobs
+        got: list[int] = []
+        version, at_work = "", True
+        try:
+            while True:
+                if call.aborted.is_set() or len(got) >= budget:
+                    at_work = False
+                    kind = Finish("length" if len(got) >= budget else "abort")
+                    yield Delta([], [], version, kind)
+                    return
+                call.engine_rid = rid if call.tries == 0 else f"{rid}-{call.tries}"
+                body |= {
+                    "rid": call.engine_rid,
+                    "input_ids": [*ids, *got],
+                    "sampling_params": _left_of(sampling, budget, len(got)),
+                }
+                lost, at_work = Lost("the engine aborted the request"), True
+                try:
+                    async with aclosing(self._attempt(call, body, routing_key)) as deltas:
+                        async for delta in deltas:
+                            if delta.ids:
+                                got += delta.ids
+                                patience.progress(_now())
+                            version = delta.version or version
+                            at_work = delta.finish is None
+                            finish = delta.finish
+                            if call.aborted.is_set():
+                                finish = finish or Finish("abort")
+                            elif finish is not None and finish.type == "abort":
+                                finish = None  # not our doing: the tokens count, the end does not
+                                if not delta.ids:
+                                    continue
+                            yield delta if finish is delta.finish else replace(delta, finish=finish)
+                            if finish is not None:
+                                return
+                except Lost as error:
+                    lost = error
+                except ContextOverflow:
+                    if not got:
+                        raise
+                    at_work = False  # the reply has grown to the end of the context
+                    yield Delta([], [], version, Finish("length"))
+                    return
+                if lost.silent:
+                    self._spawn_abort(call.engine_rid)
+                at_work = False
+                await self._hold(call, patience, lost, len(got))
+        except (EngineRefused, EngineUnavailable):
+            at_work = False
+            raise
+        finally:
+            del self._calls[rid]
+            if at_work and call.tries:
+                self._spawn_abort(call.engine_rid)
+
+    async def score(self, ids: Sequence[int], start: int, *, rid: str = "") -> list[float]:
+        """Natural-log probability of each of `ids[start:]`, given all ids before it; not scaled by
+        any temperature. `start` is at least 1: nothing precedes the first id."""
+        if start < 1 or start > len(ids):
+            raise ValueError(f"start is {start}, but must be between 1 and {len(ids)}")
+        if start == len(ids):
+            return []
+        body: dict[str, Any] = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            # One earlier than wanted: SGLang gives no value for the first position asked for.
+            "logprob_start_len": start - 1,
+            "stream": False,
+        }
+        if rid:
+            body["rid"] = rid
+        patience = _Patience(self._wait_seconds, _now())
+        fresh = False
+        while True:
+            try:
+                async with self._transport.generate(body, None, fresh=fresh) as response:
+                    data = await response.read()
+                scores = _scores(data, list(ids), start)
+            except Lost as lost:
+                await asyncio.sleep(patience.pause(str(lost), lost.faulty, _now()))
+                fresh = True
+                continue
+            if scores is not None:
+                return scores
+            await asyncio.sleep(patience.pause("the engine aborted the request", False, _now()))
+
+    async def abort(self, rid: str) -> None:
+        """Ends the request: its stream gives `Finish("abort")` next. Unknown rids are ignored."""
+        call = self._calls.get(rid)
+        if call is None:
+            await self._transport.abort(rid)
+            return
+        call.aborted.set()
+        if not await self._transport.abort(call.engine_rid) and call.response is not None:
+            call.response.close()  # nobody there to end the stream for us
+
+    async def health(self) -> bool:
+        """True if `/health` answers 200 within five seconds."""
+        return await self._transport.ask("/health") == 200
+
+    async def model_info(self) -> dict[str, Any]:
+        """The engine's `/model_info` (`/get_model_info` of older ones)."""
+        return await self._transport.model_info()
+
+    async def close(self) -> None:
+        """Waits for aborts under way. The HTTP session belongs to the caller."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _attempt(
+        self, call: _Call, body: dict[str, Any], routing_key: str | None
+    ) -> AsyncGenerator[Delta, None]:
+        """One request, one stream, up to its finish; Lost if there was none."""
+        reader = ReplyReader(len(body["input_ids"]), top="top_logprobs_num" in body)
+        lines = EventLines()
+        call.tries += 1
+        transport = self._transport
+        try:
+            async with transport.generate(body, routing_key, fresh=call.tries > 1) as response:
+                call.response = response
+                while chunk := await transport.read(response):
+                    for payload in lines.feed(chunk):
+                        if payload == b"[DONE]":
+                            continue
+                        delta = reader.read(payload)
+                        if delta.finish is not None:
+                            await transport.drain(response)
+                        yield delta
+                        if delta.finish is not None:
+                            return
+        except EngineUnavailable as error:
+            raise Lost(str(error), faulty=True) from None
+        finally:
+            call.response = None
+        raise Lost("the engine ended the stream without a finish reason")
+
+    async def _hold(self, call: _Call, patience: _Patience, lost: Lost, got: int) -> None:
+        """Waits before the next try; raises where there must be none."""
+        if call.aborted.is_set():
+            return
+        if got and call.grammar:
+            raise EngineUnavailable(f"{lost}; a reply under a grammar cannot be resumed")
+        pause = patience.pause(str(lost), lost.faulty, _now())
+        log.info("%s; going on in %.2f s with %d tokens so far", lost, pause, got)
+        if call.on_wait is not None:
+            call.on_wait(str(lost))
+        if pause:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await call.aborted.wait()
+
+    def _spawn_abort(self, engine_rid: str) -> None:
+        """Not awaited by a reader that is being cancelled."""
+        task = asyncio.ensure_future(self._transport.abort(engine_rid))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _left_of(sampling: Mapping[str, Any], budget: int, got: int) -> dict[str, Any]:
+    """Sampling parameters for the rest of a reply that has `got` tokens."""
+    params = {**sampling, "max_new_tokens": budget - got}
+    if params.get("min_new_tokens"):
+        params["min_new_tokens"] = max(0, params["min_new_tokens"] - got)
+    return params
+
+
+def _scores(data: bytes, ids: list[int], start: int) -> list[float] | None:
+    """The values of a scoring reply; None if the engine aborted it."""
+    try:
+        meta = json.loads(data)["meta_info"]
+        reason = meta.get("finish_reason")
+        if isinstance(reason, dict) and reason.get("type") == "abort":
+            return None
+        wanted = meta["input_token_logprobs"][-(len(ids) - start) :]
+        if [int(entry[1]) for entry in wanted] == ids[start:]:
+            values = [float(entry[0]) for entry in wanted]
+            if all(math.isfinite(value) for value in values):
+                return values
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        pass
+    raise EngineError("the engine's scores do not line up with the ids asked for")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

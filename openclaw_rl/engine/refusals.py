@@ -1,0 +1,59 @@
+"""What an engine's refusal means, in one place: context overflow, bad request, or away for now.
+
+Messages keep the engine's own words, shortened; bodies that may echo the request (validation
+errors) are reduced to the names of the fields, so no conversation text reaches logs or clients.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from openclaw_rl.errors import ContextOverflow, EngineRefused
+
+RETRIED_STATUS = frozenset({408, 425, 429, 502, 503, 504})
+"""The engine (or the router before it) is away or busy: the same request may succeed later."""
+
+_LIMITS = (
+    re.compile(r"context length(?: of| is|\s)*\(?(\d+) ?(?:tokens)?"),
+    re.compile(r"maximum allowed length \((\d+) tokens\)"),
+    re.compile(r"context (?:holds|window of|length:) (\d+)"),
+)
+_TOTAL = re.compile(r"requested a total of (\d+) tokens")
+_OVERFLOW = re.compile(
+    r"context length|maximum allowed length|prompt is too long|context window", re.IGNORECASE
+)
+
+
+def refusal(status: int, message: str, prompt_tokens: int) -> EngineRefused:
+    """The error for a request that the engine will not serve (status 4xx)."""
+    if status in (400, 413, 422) and _OVERFLOW.search(message):
+        total = _TOTAL.search(message)
+        for pattern in _LIMITS:
+            if found := pattern.search(message):
+                tokens = int(total.group(1)) if total else prompt_tokens
+                return ContextOverflow(tokens, int(found.group(1)))
+        return EngineRefused(
+            400, f"prompt is too long: {prompt_tokens} tokens are more than the engine takes"
+        )
+    return EngineRefused(status, f"the engine refused the request ({status}): {message}")
+
+
+def reason_of(body: bytes) -> str:
+    """The reason in an error body, at most 300 characters."""
+    try:
+        value: Any = json.loads(body)
+    except ValueError:
+        return "no reason given"
+    for key in ("error", "message", "detail"):
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+    if isinstance(value, list):  # FastAPI's validation errors: their "input" echoes the request
+        fields = [
+            ".".join(map(str, item.get("loc", ()))) + ": " + str(item.get("type", "invalid"))
+            for item in value
+            if isinstance(item, dict)
+        ]
+        value = ", ".join(fields)
+    return value[:300] if isinstance(value, str) and value else "no reason given"

@@ -1,0 +1,201 @@
+"""One HTTP exchange with an engine: an answer to read, a refusal, or `Lost`.
+
+Guarantees: nothing waits on a dead peer. A repeated request, and the first one after a quiet time,
+opens a connection of its own (pooled ones may have gone stale over a weight update); an engine
+that falls silent is asked for a sign of life on another connection, and counts as lost without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+
+from openclaw_rl.engine.refusals import RETRIED_STATUS, reason_of, refusal
+from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
+
+_POOL_SECONDS = 3.0
+"""A pooled connection unused for so long may be dead without our knowing: servers close idle ones
+after 5 s (uvicorn, and so SGLang), and the first request after it would be lost."""
+_CONNECT_SECONDS, _ASK_SECONDS = 10.0, 5.0
+_DRAIN_SECONDS = 0.2
+"""`[DONE]` follows the last event at once; a server that withholds it costs us the connection."""
+
+
+class Lost(Exception):
+    """No finish came, but the same request may succeed elsewhere or later.
+
+    `silent`: the engine may still be at work on it. `faulty`: it answered with an error of its own
+    (status 500), which may well be the request's fault.
+    """
+
+    def __init__(self, reason: str, *, silent: bool = False, faulty: bool = False) -> None:
+        super().__init__(reason)
+        self.silent = silent
+        self.faulty = faulty
+
+
+class Transport:
+    """Connections to the engine at `url` (a function is asked each time; None: not there yet)."""
+
+    def __init__(
+        self,
+        url: str | Callable[[], str | None],
+        http: aiohttp.ClientSession,
+        silence_seconds: float,
+    ) -> None:
+        self._url = url
+        self._http = http
+        self._silence_seconds = silence_seconds
+        self._last_answer = -math.inf
+
+    @asynccontextmanager
+    async def generate(
+        self, body: dict[str, Any], routing_key: str | None, *, fresh: bool
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """POST /generate. Raises Lost or EngineRefused, also from the reading inside."""
+        base = self.base()
+        if base is None:
+            raise Lost("the engine has no address yet")
+        headers = {"Content-Type": "application/json"}
+        if routing_key is not None:
+            headers["X-SMG-Routing-Key"] = routing_key
+        own = None
+        if fresh or self._now() - self._last_answer > _POOL_SECONDS:
+            own = self._fresh(total=None)
+        try:
+            sending = asyncio.ensure_future(
+                (own or self._http).post(
+                    base + "/generate",
+                    data=json.dumps(body).encode(),
+                    headers=headers,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+                )
+            )
+            response = await self._first_bytes(sending, base)
+            try:
+                if response.status != 200:
+                    await _raise_for(response, len(body["input_ids"]))
+                self._last_answer = self._now()
+                yield response
+            finally:
+                # Read to its end, the connection goes back to the pool; else it is closed, which
+                # also tells the engine.
+                if response.content.at_eof():
+                    response.release()
+                else:
+                    response.close()
+        except aiohttp.InvalidURL:
+            raise EngineError("the engine's address is not a URL") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Lost(f"the connection to the engine broke ({type(error).__name__})") from None
+        finally:
+            if own is not None:
+                await own.close()
+
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+        """The next bytes, or b"" at the end."""
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_seconds):
+                    return await response.content.readany()
+            except TimeoutError:
+                base = str(response.url).removesuffix("/generate")
+                if not await self._alive(base):
+                    raise Lost("the engine has fallen silent", silent=True) from None
+
+    async def drain(self, response: aiohttp.ClientResponse) -> None:
+        """Reads what follows the last event, so that the connection can serve again."""
+        self._last_answer = self._now()
+        with suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while await response.content.readany():
+                    pass
+
+    async def abort(self, engine_rid: str) -> bool:
+        """Whether the engine took the request to abort. Never waits in the pool's queue."""
+        base = self.base()
+        if base is None:
+            return False
+        try:
+            async with (
+                self._fresh() as session,
+                session.post(base + "/abort_request", json={"rid": engine_rid}) as response,
+            ):
+                return response.status < 400
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def ask(self, path: str) -> int | None:
+        """The status of a GET, or None without an answer within five seconds."""
+        base = self.base()
+        if base is None:
+            return None
+        try:
+            async with self._fresh() as session, session.get(base + path) as response:
+                return response.status
+        except (aiohttp.ClientError, OSError):
+            return None
+
+    async def model_info(self) -> dict[str, Any]:
+        base = self.base()
+        if base is None:
+            raise EngineUnavailable("the engine has no address yet")
+        try:
+            async with self._fresh() as session:
+                for path in ("/model_info", "/get_model_info"):
+                    async with session.get(base + path) as response:
+                        if response.status == 404:
+                            continue
+                        response.raise_for_status()
+                        info: dict[str, Any] = await response.json(content_type=None)
+                        return info
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise EngineUnavailable(
+                f"the engine does not tell its model ({type(error).__name__})"
+            ) from None
+        raise EngineRefused(404, "the engine knows neither /model_info nor /get_model_info")
+
+    def base(self) -> str | None:
+        url = self._url() if callable(self._url) else self._url
+        return url.rstrip("/") if url else None
+
+    async def _first_bytes(
+        self, sending: asyncio.Future[aiohttp.ClientResponse], base: str
+    ) -> aiohttp.ClientResponse:
+        try:
+            while not sending.done():
+                await asyncio.wait([sending], timeout=self._silence_seconds)
+                if not sending.done() and not await self._alive(base):
+                    raise Lost("the engine has fallen silent", silent=True)
+            return sending.result()
+        finally:
+            sending.cancel()
+
+    async def _alive(self, base: str) -> bool:
+        """Any answer counts: `/health` of a paused SGLang may say 503."""
+        return self.base() == base and await self.ask("/model_info") is not None
+
+    def _fresh(self, total: float | None = _ASK_SECONDS) -> aiohttp.ClientSession:
+        """A session whose connection is new, and not counted against the pool's limit."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True),
+            headers=self._http.headers,
+            timeout=aiohttp.ClientTimeout(total=total),
+        )
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _raise_for(response: aiohttp.ClientResponse, prompt_tokens: int) -> None:
+    reason = reason_of(await response.read())
+    if response.status >= 500 or response.status in RETRIED_STATUS:
+        faulty = response.status not in RETRIED_STATUS
+        raise Lost(f"the engine is not ready ({response.status}): {reason}", faulty=faulty)
+    raise refusal(response.status, reason, prompt_tokens)

@@ -1,0 +1,95 @@
+"""What an engine gives, whoever made it: streams of token ids, each with its log-prob and the
+weight version that made it. Nothing here knows a dialect; everything above knows only this."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+OnWait = Callable[[str], None]
+"""Called with a short reason each time generation is held up (engine away, or aborted)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a reply ended. `abort`: because `Engine.abort` was called for it, never otherwise.
+
+    `matched` is the stop token id or stop string, where the engine says so.
+    """
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Newly generated tokens.
+
+    `logprobs` has one natural-log probability per id, of the distribution sampled from
+    (temperature applied), or is None where the engine did not give a finite one for each.
+    `version` is the weight version that made these ids ("" where the engine does not say).
+    The last delta has `finish`, and may have no ids. `top` has, per id, the `[logprob, id]` pairs
+    asked for by `top_logprobs`.
+    """
+
+    ids: list[int]
+    logprobs: list[float] | None
+    version: str
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    top: list[list[tuple[float, int]]] | None = None
+
+
+class Engine(Protocol):
+    """The narrow waist: SGLang's dialect and the embedded engine now, others later."""
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        *,
+        rid: str,
+        routing_key: str | None = None,
+        top_logprobs: int = 0,
+        on_wait: OnWait | None = None,
+    ) -> AsyncGenerator[Delta, None]: ...
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]: ...
+
+    async def abort(self, rid: str) -> None: ...
+
+    async def health(self) -> bool: ...
+
+    async def model_info(self) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class Reply:
+    """A whole reply: one version per id; `logprobs` None as soon as one is missing."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    finish: Finish | None = None
+    cached_tokens: int = 0
+
+    def add(self, delta: Delta) -> None:
+        self.ids += delta.ids
+        self.versions += [delta.version] * len(delta.ids)
+        if delta.logprobs is None:
+            self.logprobs = None
+        elif self.logprobs is not None:
+            self.logprobs += delta.logprobs
+        self.finish = delta.finish or self.finish
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+
+
+async def collect(deltas: AsyncGenerator[Delta, None]) -> Reply:
+    """The whole reply of `Engine.generate`. Closes the stream (and so aborts) on cancellation."""
+    reply = Reply()
+    async with aclosing(deltas):
+        async for delta in deltas:
+            reply.add(delta)
+    return reply
