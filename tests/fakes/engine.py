@@ -51,6 +51,8 @@ class Fault:
     """ok | missing | fewer | none | nan | inf | shifted (ids do not match)"""
     logprobs_from: int = 0
     """The lie about log-probs begins at this token."""
+    ignore_budget: bool = False
+    """No finish by length: the abort comes just when all tokens are there."""
     bump_version_at: int | None = None
     """The weights change in place before this token: tokens from here on carry version + 1."""
 
@@ -67,6 +69,9 @@ class Request:
     rid: str
     reply: list[int] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
+    """Tokens made so far, that is, let through the gate."""
+    written: int = 0
+    """How many of them have been written to the client."""
     finish: dict[str, Any] | None = None
     aborted: bool = False
     """Asked to stop, by `/abort_request` or `/pause_generation`."""
@@ -337,12 +342,12 @@ class FakeEngine:
                 versions.append(self._version_of(request.base))
                 if token in stops and not request.sampling.get("ignore_eos"):
                     request.finish = {"type": "stop", "matched": token}
-                elif len(request.sent) >= budget:
+                elif len(request.sent) >= budget and not fault.ignore_budget:
                     request.finish = {"type": "length", "length": budget}
             full = len(request.sent) - shown >= self.tokens_per_chunk
             if request.finish is not None or (full and not whole):
                 yield self._event(request, fault, shown, versions)
-                shown = len(request.sent)
+                request.written = shown = len(request.sent)
                 await self._notify()
 
     async def _pass_gate(self, request: Request) -> bool:
