@@ -1,0 +1,256 @@
+"""The HTTP service: thin routes over `core.Gateway`, and its life from start to graceful end.
+
+await run(settings)                 # until SIGINT or SIGTERM
+async with serving(settings) as url: ...    # in the same process (tests, benchmarks)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+
+from openclaw_rl import __version__
+from openclaw_rl.gateway.auth import Auth, Caller
+from openclaw_rl.gateway.core import ClientGone
+from openclaw_rl.gateway.failures import error_response, to_wire
+from openclaw_rl.gateway.feedback import parse_feedback
+from openclaw_rl.gateway.health import fates_body, fates_gauges, warnings
+from openclaw_rl.gateway.parts import Parts, open_parts
+from openclaw_rl.gateway.replies import StreamSink, WholeSink
+from openclaw_rl.gateway.settings import GatewaySettings
+from openclaw_rl.gateway.turn import OpenTurn
+from openclaw_rl.wire.chat import parse_chat_request
+from openclaw_rl.wire.errors import WireError, unauthorized
+
+log = logging.getLogger("openclaw_rl.gateway")
+
+PARTS = web.AppKey("parts", Parts)
+AUTH = web.AppKey("auth", Auth)
+SETTINGS = web.AppKey("settings", GatewaySettings)
+CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OPEN_ROUTES = frozenset({"/healthz"})
+"""Reachable without a key: a monitor needs no more than states and counts."""
+
+
+def make_app(settings: GatewaySettings) -> web.Application:
+    """The application. It opens journal, tokenizer and connections when it starts."""
+    app = web.Application(
+        client_max_size=settings.max_body_bytes, middlewares=[_answer_errors, _check_key]
+    )
+    app[SETTINGS] = settings
+    app[AUTH] = Auth(settings.api_key)
+    app.cleanup_ctx.append(_parts)
+    app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_get("/v1/models", models)
+    app.router.add_get("/v1/models/{name:.+}", model)
+    app.router.add_post("/v1/feedback", feedback)
+    app.router.add_post("/v1/sessions/{session_id}/end", end_session)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics", metrics)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
+    """Serve while the block runs; gives the base URL. Port 0 takes any free port.
+
+    Leaving the block stops accepting, lets replies under way finish for up to `shutdown_seconds`,
+    and closes the journal after the last commit.
+    """
+    runner = web.AppRunner(
+        make_app(settings),
+        handler_cancellation=True,  # a client that leaves cancels its handler
+        shutdown_timeout=settings.shutdown_seconds,
+        access_log=None,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
+        await site.start()
+        port = runner.addresses[0][1]
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def run(settings: GatewaySettings, stop: asyncio.Event | None = None) -> None:
+    """Serve until SIGINT or SIGTERM (or until `stop` is set)."""
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # not in a thread of a host
+            loop.add_signal_handler(number, stop.set)
+    async with serving(settings) as url:
+        log.info("gateway %s: model %s at %s/v1", __version__, settings.served_name, url)
+        await stop.wait()
+        log.info("stopping: replies under way have %.0f s", settings.shutdown_seconds)
+
+
+# -- around every route ----------------------------------------------------------------------------
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    status = 500
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except ClientGone:
+        status = 499  # nginx's word for it; nobody is there to read it
+        return web.Response(status=499)
+    except asyncio.CancelledError:
+        status = 499
+        raise
+    except Exception as error:
+        wire = to_wire(error)
+        status = wire.status
+        response = error_response(wire)
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    finally:
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "none"
+        request.app[PARTS].metrics.count("requests", route=route, status=str(status))
+
+
+@web.middleware
+async def _check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+    caller = request.app[AUTH].caller(request.headers)
+    if caller is None:
+        if request.path not in OPEN_ROUTES:
+            raise unauthorized()
+        caller = Caller("")
+    request[CALLER] = caller
+    return await handler(request)
+
+
+async def _parts(app: web.Application) -> AsyncIterator[None]:
+    async with open_parts(app[SETTINGS]) as parts:
+        app[PARTS] = parts
+        yield
+
+
+# -- routes ----------------------------------------------------------------------------------------
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """OpenAI's Chat Completions, streamed or not."""
+    parts = request.app[PARTS]
+    with parts.inflight.slot():
+        body = await request.read()
+        chat = parse_chat_request(body)
+        if chat.ignored:
+            log.info("ignored keys: %s", ", ".join(name[:40] for name in chat.ignored[:20]))
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        turn = await parts.gateway.begin(chat, request[CALLER], headers, len(body))
+        if chat.stream:
+            return await _stream(request, parts, turn)
+        sink = WholeSink(turn, parts.settings.served_name, parts.tokenizer.decode)
+        with parts.waiting() as on_wait:
+            await parts.gateway.run(turn, sink, on_wait)
+        return sink.response()
+
+
+async def _stream(request: web.Request, parts: Parts, turn: OpenTurn) -> web.StreamResponse:
+    settings = parts.settings
+    sink = StreamSink(
+        request, turn, settings.served_name, settings.keepalive_seconds, parts.tokenizer.decode
+    )
+    keep_alive = asyncio.ensure_future(sink.keep_alive())
+    try:
+        with parts.waiting() as on_wait:
+            await parts.gateway.run(turn, sink, on_wait)
+        return await sink.finish()
+    except (ClientGone, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        keep_alive.cancel()
+        if sink.response is None:
+            raise
+        return await sink.fail(to_wire(error))
+    finally:
+        keep_alive.cancel()
+
+
+async def models(request: web.Request) -> web.Response:
+    """The one model that is served."""
+    entry = _model(request.app[SETTINGS])
+    return web.json_response({"object": "list", "data": [entry]})
+
+
+async def model(request: web.Request) -> web.Response:
+    """One model by name."""
+    entry = _model(request.app[SETTINGS])
+    if request.match_info["name"] != entry["id"]:
+        raise WireError(404, f"the served model is {entry['id']}", code="model_not_found")
+    return web.json_response(entry)
+
+
+async def feedback(request: web.Request) -> web.Response:
+    """A thumb, a score or words about a turn, as its next state."""
+    given = parse_feedback(await request.read())
+    turn_id = await request.app[PARTS].gateway.feedback(given, request[CALLER])
+    return web.json_response({"object": "feedback", "turn_id": turn_id, "accepted": True})
+
+
+async def end_session(request: web.Request) -> web.Response:
+    """The session is over: its last turn need not wait for a next state."""
+    session_id = request.match_info["session_id"]
+    await request.app[PARTS].gateway.end_session(session_id, request[CALLER])
+    return web.json_response({"object": "session", "session_id": session_id, "ended": True})
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """The state of everything, for people and monitors."""
+    parts = request.app[PARTS]
+    engine = await parts.health.engine()
+    fates = await parts.health.fates()
+    journal_ok = parts.gateway.journal_error is None and fates is not None
+    return web.json_response(
+        {
+            "status": "ok",
+            "version": __version__,
+            "model": parts.settings.served_name,
+            "uptime_seconds": round(time.monotonic() - parts.started, 1),
+            "engine": {"state": engine, "weight_version": parts.address.weight_version},
+            "journal": {
+                "state": "ok" if journal_ok else "failing",
+                "failed_writes": int(parts.metrics.get("journal_failed")),
+            },
+            "requests": {"inflight": parts.inflight.now, "waiting_for_engine": parts.waiting_now},
+            "turns": fates_body(fates),
+            "warnings": warnings(fates, engine, journal_ok),
+        },
+        dumps=json.dumps,
+    )
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus' text format."""
+    parts = request.app[PARTS]
+    gauges = fates_gauges(await parts.health.fates())
+    gauges["inflight"] = {(): parts.inflight.now}
+    gauges["waiting_for_engine"] = {(): parts.waiting_now}
+    gauges["known_turns"] = {(): len(parts.known)}
+    gauges["known_bytes"] = {(): parts.known.bytes}
+    text = parts.metrics.render(gauges)
+    return web.Response(
+        body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    )
+
+
+def _model(settings: GatewaySettings) -> dict[str, object]:
+    return {"id": settings.served_name, "object": "model", "created": 0, "owned_by": "openclaw-rl"}

@@ -1,0 +1,71 @@
+"""Who calls: the API key, and the session that may be named inside it (`KEY:SESSION`).
+
+Keys are compared by digest in constant time, and only a digest of a key ever leaves this module
+(as `owner`, which keeps the histories of different keys apart).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`owner` is a digest of the key ("" without one), `key_session` the part after `KEY:`.
+
+    `anybody`: came without a key to a gateway that wants none (a person with curl), and may name
+    turns and sessions of every client of it.
+    """
+
+    owner: str
+    key_session: str | None = None
+    anybody: bool = False
+
+    def may_name(self, owner: str) -> bool:
+        """Whether feedback and the end of a session of `owner` are taken from this caller."""
+        return self.anybody or owner == self.owner
+
+
+class Auth:
+    """Checks the key of requests. Without a configured key everybody may come in, and whatever
+    key a client happens to send only tells clients apart."""
+
+    def __init__(self, api_key: str | None) -> None:
+        self._length = len(api_key.encode()) if api_key else None
+        self._digest = _digest(api_key.encode()) if api_key else None
+
+    def caller(self, headers: Mapping[str, str]) -> Caller | None:
+        """The caller, or None where the key is missing or wrong. Header names are looked up as
+        given, so pass a case-insensitive mapping."""
+        token = _token(headers).encode("utf-8", "surrogateescape")
+        if self._digest is None or self._length is None:
+            key, _, session = token.partition(b":")
+            return Caller(_owner(key), _session(session), anybody=not token)
+        # A configured key may itself contain colons: cut by its length, not at the first colon.
+        key, rest = token[: self._length], token[self._length :]
+        right = hmac.compare_digest(_digest(key), self._digest)
+        if not right or (rest and not rest.startswith(b":")):
+            return None
+        return Caller(_owner(key), _session(rest[1:]))
+
+
+def _token(headers: Mapping[str, str]) -> str:
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key", "").strip()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _owner(key: bytes) -> str:
+    return hashlib.sha256(b"owner:" + key).hexdigest()[:16] if key else ""
+
+
+def _session(text: bytes) -> str | None:
+    return text.decode("utf-8", "replace").strip() or None

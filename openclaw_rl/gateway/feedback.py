@@ -1,0 +1,56 @@
+"""Explicit feedback on a turn: `POST /v1/feedback`, and what its body may hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw_rl.session.types import Message
+from openclaw_rl.wire.errors import invalid
+
+COMPLETION_PREFIX = "chatcmpl-"
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """Names a turn, or a session (then its newest main turn is meant), and what to say of it."""
+
+    turn_id: str | None
+    session_id: str | None
+    message: Message
+    """The next state that the judge reads: role `feedback`, `thumb`, `score`, `content`."""
+
+
+def parse_feedback(body: bytes) -> Feedback:
+    """Read a body; `WireError` 400 names the field that is wrong."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        raise invalid(None, "the body is not valid JSON") from None
+    if not isinstance(data, dict):
+        raise invalid(None, "the body must be a JSON object")
+    turn_id, session_id = _text(data, "turn_id"), _text(data, "session_id")
+    if (turn_id is None) == (session_id is None):
+        raise invalid("turn_id", "give either turn_id or session_id")
+    score, thumb, text = data.get("score"), data.get("thumb"), _text(data, "text")
+    if isinstance(score, bool) or not isinstance(score, int | float | None):
+        raise invalid("score", "must be a number from -1 to 1")
+    if score is not None and not (math.isfinite(score) and -1 <= score <= 1):
+        raise invalid("score", "must be a number from -1 to 1")
+    if thumb not in (None, "up", "down"):
+        raise invalid("thumb", "must be 'up' or 'down'")
+    if score is None and thumb is None and text is None:
+        raise invalid(None, "give at least one of score, thumb and text")
+    if turn_id is not None:
+        turn_id = turn_id.removeprefix(COMPLETION_PREFIX)
+    message = {"role": "feedback", "thumb": thumb, "score": score, "content": text or ""}
+    return Feedback(turn_id, session_id, message)
+
+
+def _text(data: dict[str, Any], key: str) -> str | None:
+    value = data.get(key)
+    if value is not None and not isinstance(value, str):
+        raise invalid(key, "must be a string")
+    return value or None

@@ -1,0 +1,162 @@
+"""Opens what the gateway is made of, in order, and closes it again: tokenizer, journal, engine
+client, tracker. A restart picks every conversation up where the journal has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import aiohttp
+
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.engine.types import OnWait
+from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.gateway.core import Gateway
+from openclaw_rl.gateway.health import Health
+from openclaw_rl.gateway.known import KnownTurns
+from openclaw_rl.gateway.limits import Inflight
+from openclaw_rl.gateway.metrics import Metrics
+from openclaw_rl.gateway.prompts import Prompts
+from openclaw_rl.gateway.settings import GatewaySettings
+from openclaw_rl.journal.records import Endpoint, Turn
+from openclaw_rl.journal.writer import AsyncJournal
+from openclaw_rl.session.tracker import Tracker
+
+log = logging.getLogger("openclaw_rl.gateway")
+
+POLL_SECONDS = 0.5
+"""How soon a newly published engine is found."""
+CONNECT_SECONDS = 5.0
+
+
+class PolicyAddress:
+    """Where the policy's engine is: fixed by the settings, or as the journal says by now.
+
+    Calling it gives the address, or None before any host has published one.
+    """
+
+    def __init__(self, fixed: str | None, journal: AsyncJournal) -> None:
+        self._fixed = fixed.rstrip("/") if fixed else None
+        self._journal = journal
+        self._endpoint: Endpoint | None = None
+
+    def __call__(self) -> str | None:
+        if self._fixed is not None:
+            return self._fixed
+        return self._endpoint.url if self._endpoint is not None else None
+
+    @property
+    def weight_version(self) -> str | None:
+        """The version that the host says is served."""
+        version = self._endpoint.info.get("weight_version") if self._endpoint else None
+        return None if version is None else str(version)
+
+    async def look(self) -> None:
+        """Read the journal. An unreadable journal leaves the last address."""
+        with contextlib.suppress(OpenClawRLError):
+            self._endpoint = await self._journal.endpoint("policy")
+
+    async def follow(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            await self.look()
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything that the routes use."""
+
+    settings: GatewaySettings
+    gateway: Gateway
+    tokenizer: ChatTokenizer
+    known: KnownTurns
+    metrics: Metrics
+    inflight: Inflight
+    health: Health
+    address: PolicyAddress
+    started: float
+    waiting_now: int = 0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[OnWait]:
+        """A callback for the engine client to say that a request waits; counted once each."""
+        waits = False
+
+        def on_wait(_: str) -> None:
+            nonlocal waits
+            if not waits:
+                waits = True
+                self.waiting_now += 1
+                self.metrics.count("engine_waits")
+
+        try:
+            yield on_wait
+        finally:
+            self.waiting_now -= waits
+
+
+@contextlib.asynccontextmanager
+async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
+    """Open everything; on leaving, finish what is being written, then close."""
+    async with contextlib.AsyncExitStack() as stack:
+        executor = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="gateway"))
+        tokenizer = await asyncio.to_thread(ChatTokenizer.load, settings.model_path)
+        journal = await asyncio.to_thread(AsyncJournal.open, settings.journal_path)
+        stack.push_async_callback(journal.close)
+        tracker = Tracker(max_turns=settings.max_turns, unnamed=settings.unnamed)
+        nodes = await journal.nodes(settings.max_turns)
+        tracker.restore(nodes)
+        address = PolicyAddress(settings.engine_url, journal)
+        await address.look()
+        following = asyncio.ensure_future(address.follow())
+        stack.callback(following.cancel)
+        http = await stack.enter_async_context(_connections())
+        engine = SGLangEngine(address, http, wait_seconds=settings.wait_seconds)
+        stack.push_async_callback(engine.close)
+        metrics, known = Metrics(), KnownTurns(settings.known_prompt_bytes)
+
+        async def load(turn_ids: list[str]) -> list[Turn]:
+            rows = await journal.read(lambda reader: [reader.turn(one) for one in turn_ids])
+            return [row for row in rows if row is not None]
+
+        prompts = Prompts(tokenizer, known, load, executor, metrics, settings.inline_chars)
+        gateway = Gateway(
+            settings,
+            tokenizer=tokenizer,
+            engine=engine,
+            journal=journal,
+            tracker=tracker,
+            prompts=prompts,
+            known=known,
+            metrics=metrics,
+        )
+        gateway.restore(nodes)
+        stack.push_async_callback(gateway.settle)
+        log.info("journal %s: %d turns restored", settings.journal_path, len(nodes))
+        yield Parts(
+            settings=settings,
+            gateway=gateway,
+            tokenizer=tokenizer,
+            known=known,
+            metrics=metrics,
+            inflight=Inflight(settings.max_inflight),
+            health=Health(url=address, engine_healthy=engine.health, fates=journal.fates),
+            address=address,
+            started=time.monotonic(),
+        )
+
+
+def _connections() -> aiohttp.ClientSession:
+    """One pool for the engine. No limit: `max_inflight` is one, and a queue here would hide it."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        read_bufsize=2**20,
+    )

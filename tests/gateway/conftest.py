@@ -1,0 +1,174 @@
+"""A gateway in this process between a real OpenAI client and the fake engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+from tokenizers import Tokenizer
+
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.gateway.app import serving
+from openclaw_rl.gateway.settings import GatewaySettings
+from openclaw_rl.journal.records import Turn
+from openclaw_rl.journal.store import Journal
+from tests.fakes.engine import FakeEngine
+from tests.fakes.model import tiny_tokenizer
+from tests.fakes.templates import QWEN3_LIKE
+
+
+@dataclass
+class World:
+    """Everything a test touches. `chat` speaks through the SDK, `http` raw."""
+
+    url: str
+    engine: FakeEngine
+    client: AsyncOpenAI
+    http: aiohttp.ClientSession
+    journal: Journal
+    settings: GatewaySettings
+    tokenizer: ChatTokenizer
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    async def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Any:
+        """One request by the SDK; streamed ones are read to the end and joined."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        made = await self.client.chat.completions.with_raw_response.create(
+            model="tiny", messages=messages, stream=stream, **options
+        )
+        parsed = made.parse()
+        if not stream:
+            return Answer(parsed.choices[0].message, parsed.choices[0].finish_reason,
+                          parsed.usage, made.headers, [parsed])  # fmt: skip
+        chunks = [chunk async for chunk in parsed]
+        return joined(chunks, made.headers)
+
+    async def post(self, body: bytes | dict[str, Any], path: str = "/v1/chat/completions",
+                   **headers: str) -> tuple[int, Any]:  # fmt: skip
+        """One raw request: status and JSON body."""
+        kind: dict[str, Any] = {"data": body} if isinstance(body, bytes) else {"json": body}
+        async with self.http.post(self.url + path, headers=headers, **kind) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> Any:
+        async with self.http.get(self.url + path) as response:
+            assert response.status == 200
+            return await response.json()
+
+    def turns(self) -> list[Turn]:
+        """All recorded turns, oldest first."""
+        found = [self.journal.turn(turn_id) for turn_id in self.journal.turn_ids()]
+        return [turn for turn in found if turn is not None]
+
+    def only_turn(self) -> Turn:
+        (turn,) = self.turns()
+        return turn
+
+
+@dataclass
+class Answer:
+    message: Any
+    finish_reason: str | None
+    usage: Any
+    headers: Any
+    chunks: list[Any]
+
+    @property
+    def text(self) -> str | None:
+        return self.message.content
+
+    @property
+    def reasoning(self) -> str | None:
+        return getattr(self.message, "reasoning_content", None)
+
+    @property
+    def turn_id(self) -> str:
+        return self.headers["x-turn-id"]
+
+    def replay(self) -> dict[str, Any]:
+        """The assistant message as a client sends it back."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.message.content}
+        if self.message.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.message.tool_calls]
+        return message
+
+
+@dataclass
+class Joined:
+    content: str | None
+    reasoning_content: str | None
+    tool_calls: list[Any]
+
+
+def joined(chunks: list[Any], headers: Any) -> Answer:
+    """A streamed reply put together."""
+    content, reasoning, calls, finish, usage = "", "", [], None, None
+    for chunk in chunks:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            calls += choice.delta.tool_calls or []
+            finish = choice.finish_reason or finish
+    message = Joined(content or (None if calls else ""), reasoning or None, calls)
+    return Answer(message, finish, usage, headers, chunks)
+
+
+def whole_text(served: World, ids: Any) -> str:
+    """The text of ids, special tokens included."""
+    backend = Tokenizer.from_file(str(Path(served.settings.model_path) / "tokenizer.json"))
+    return backend.decode(list(ids), skip_special_tokens=False)
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path, model: Path, **changes: Any) -> AsyncIterator[World]:
+    """A gateway and its engine. `changes` are settings; `engine=` brings a fake of one's own."""
+    tokenizer = ChatTokenizer.load(str(model))
+    async with contextlib.AsyncExitStack() as stack:
+        engine = changes.pop("engine", None)
+        if engine is None:
+            engine = await stack.enter_async_context(FakeEngine(tokenizer=tokenizer))
+        settings = GatewaySettings(
+            **{
+                "model_path": str(model),
+                "served_name": "tiny",
+                "journal_path": folder / "journal.db",
+                "port": 0,
+                "engine_url": engine.url,
+                "wait_seconds": 10.0,
+                "shutdown_seconds": 1.0,
+                **changes,
+            }
+        )
+        url = await stack.enter_async_context(serving(settings))
+        client = AsyncOpenAI(base_url=f"{url}/v1", api_key=settings.api_key or "-", max_retries=0,
+                             timeout=20)  # fmt: skip
+        stack.push_async_callback(client.close)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        journal = stack.enter_context(Journal.open(settings.journal_path))
+        yield World(url, engine, client, http, journal, settings, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny tokenizer with a template that keeps everything."""
+    return tiny_tokenizer(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture(scope="session")
+def qwen_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny tokenizer with a template that drops old reasoning."""
+    return tiny_tokenizer(tmp_path_factory.mktemp("qwen"), template=QWEN3_LIKE)
+
+
+@pytest.fixture
+async def served(tmp_path: Path, model: Path) -> AsyncIterator[World]:
+    async with world(tmp_path, model) as made:
+        yield made
