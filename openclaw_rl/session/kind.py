@@ -1,0 +1,63 @@
+"""Main or side: which requests are turns of an agent, and which only serve its housekeeping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from openclaw_rl.session.canonical import Trace, text_of
+from openclaw_rl.session.types import Kind, Message
+
+_LINE = r"^(?:\[[^\]\n]{1,60}\]\s*)?"
+
+_SYSTEM_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("compaction", re.compile(r"^You are a context summarization assistant", re.M)),
+    ("btw", re.compile(r"^You are answering an ephemeral /btw side question", re.M)),
+)
+_USER_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("btw", re.compile(r"^<btw_side_question>", re.M)),
+    ("memory-flush", re.compile(_LINE + r"Pre-compaction memory flush\b", re.M)),
+    ("slug", re.compile(_LINE + r"Based on this conversation, generate a short 1-2 word", re.M)),
+    ("greeting", re.compile(_LINE + r"A new session was started via /new or /reset", re.M)),
+    ("heartbeat", re.compile(_LINE + r"Read HEARTBEAT\.md if it exists", re.M)),
+    ("chat-ui-task", re.compile(r"\A### Task:\n.*<chat_history>", re.S)),
+)
+"""The words of OpenClaw's own housekeeping (and of chat interfaces that name and tag chats)."""
+
+
+def named_kind(headers: Mapping[str, str]) -> Kind | None:
+    """What an explicit `x-turn-type` header says; any word but `main` means side."""
+    value = headers.get("x-turn-type", "").strip().lower()
+    if value in ("", "unknown", "undefined", "null", "none"):
+        return None
+    return "main" if value == "main" else "side"
+
+
+def side_pattern(messages: Sequence[Message], traces: Sequence[Trace]) -> str | None:
+    """The name of the housekeeping that wrote this request, or None.
+
+    Only system texts and the last lasting user message are read: what an earlier message said
+    does not make a later turn housekeeping, but the tool results of a side request do not make
+    it a turn either.
+    """
+    for message, trace in zip(messages, traces, strict=True):
+        if trace is Trace.SYSTEM:
+            text = text_of(message)
+            for name, pattern in _SYSTEM_PATTERNS:
+                if pattern.search(text):
+                    return name
+    user = last_user(messages, traces)
+    if user is not None:
+        text = text_of(user)
+        for name, pattern in _USER_PATTERNS:
+            if pattern.search(text):
+                return name
+    return None
+
+
+def last_user(messages: Sequence[Message], traces: Sequence[Trace]) -> Message | None:
+    """The last user message that a user (or a housekeeper) wrote."""
+    for message, trace in zip(reversed(messages), reversed(traces), strict=True):
+        if message.get("role") == "user" and trace is Trace.NORMAL:
+            return message
+    return None

@@ -1,0 +1,345 @@
+"""The trajectory tree: where a request belongs, of what kind it is, what it says of the last turn.
+
+Guarantees, whatever clients send:
+- no message of one session becomes the next state of another session's turn, and histories never
+  match across owners or across explicit session names;
+- a turn gets at most one next state among committed turns; side requests give none, get none;
+- `place` depends only on the requests seen so far and changes nothing in the tree; its cost is
+  linear in the request; memory is bounded by `max_turns`.
+
+Pure: no I/O, no clock (the caller passes `now`). Not thread-safe; one event loop owns it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from openclaw_rl.session.canonical import (
+    History,
+    Mark,
+    Trace,
+    extend,
+    read_history,
+    without_internal,
+)
+from openclaw_rl.session.identity import identify, is_conversation, is_named
+from openclaw_rl.session.kind import last_user, named_kind, side_pattern
+from openclaw_rl.session.tree import Node, Tree
+from openclaw_rl.session.types import (
+    Identity,
+    Kind,
+    Message,
+    NextState,
+    NodeState,
+    Placement,
+    RequestView,
+)
+
+_RETRY_SECONDS = 600.0
+"""How long after a turn a request without any name may still be its client's retry. OpenClaw
+repeats silently after about 82 s, SDKs give up after ten minutes."""
+
+_CLIENTS = 1024
+"""How many (owner, program) pairs and sessions are remembered for telling main from side."""
+
+
+class Tracker:
+    """Places requests; see the module's guarantees.
+
+    `unnamed` says what a request without `x-turn-type` is that opens a trajectory: "main", "side",
+    or "auto" (side if the same program, under the same key, has named its turns before).
+    """
+
+    def __init__(
+        self, *, max_turns: int = 20_000, unnamed: Literal["auto", "main", "side"] = "auto"
+    ) -> None:
+        self._tree = Tree(max_turns)
+        self._unnamed = unnamed
+        self._opened = 0
+        self._namers: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._tool_sessions: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Turns held in memory."""
+        return len(self._tree)
+
+    def place(self, view: RequestView, now: float) -> Placement:
+        """Where this request belongs. The tree changes only by `commit`."""
+        history = read_history(view.messages)
+        named = identify(view)
+        parent, mark = self._parent(view, history, named)
+        identity = named or self._by_history(parent)
+        kind, reason = self._kind(view, history, identity, parent)
+        retried = None
+        if kind == "main":
+            retried = self._retried(view, history, identity, parent, now)
+        if identity is None and retried is not None:
+            identity = Identity(retried.session_id, "history")
+        if identity is None:
+            identity = self._new_session(view.owner, history.request_hash, now)
+        self._tree.touch(view.owner, identity.session_id)
+        matched = 0 if mark is None else _behind_empty(history, mark.end)
+        return Placement(
+            session_id=identity.session_id,
+            source=identity.source,
+            kind=kind,
+            kind_reason=reason,
+            parent_id=parent.turn_id if parent else None,
+            matched=matched,
+            known_replies=self._known_replies(view.owner, history, identity.session_id, parent),
+            next_state=_next_state(view, history, kind, parent, mark),
+            retried_id=retried.turn_id if retried else None,
+            request_hash=history.request_hash,
+            history_hash=history.history_hash,
+            owner=view.owner,
+        )
+
+    def commit(self, placement: Placement, turn_id: str, reply: Message, now: float) -> str:
+        """The request was answered: remember the turn. Returns the hash of its history and reply
+        (what a journal gives back in `NodeState.node_hash`)."""
+        node_hash = extend(placement.history_hash, reply)
+        retried = self._tree.turn(placement.retried_id)
+        if retried is not None:
+            retried.retried = True
+        if placement.next_state is not None:
+            answered = self._tree.turn(placement.next_state.turn_id)
+            if answered is not None:
+                answered.answered = True
+        self._tree.add(
+            Node(
+                turn_id=turn_id,
+                session_id=placement.session_id,
+                source=placement.source,
+                owner=placement.owner,
+                kind=placement.kind,
+                parent_id=placement.parent_id,
+                node_hash=node_hash,
+                request_hash=placement.request_hash,
+                created=now,
+                order=self._tree.order,
+            )
+        )
+        return node_hash
+
+    def restore(self, nodes: Iterable[NodeState]) -> None:
+        """Remember turns of an earlier run, in any order."""
+        for state in sorted(nodes, key=lambda node: (node.created, node.turn_id)):
+            self._tree.add(Node.of(state, self._tree.order))
+
+    def forget_session(self, session_id: str, owner: str | None = None) -> None:
+        """Forget a session's turns: what comes next under its name opens a new trajectory."""
+        self._tree.forget(session_id, owner)
+
+    # -- the parent ---------------------------------------------------------------------------
+
+    def _parent(
+        self, view: RequestView, history: History, named: Identity | None
+    ) -> tuple[Node | None, Mark | None]:
+        """The turn that the request extends, and the mark where its history ends in the request.
+
+        The mark is None where the turn is recognised although something between its first message
+        and its reply was re-worded since.
+        """
+        session_id = named.session_id if named else None
+        exact, mark = self._exact_parent(view, history, session_id)
+        session_id = exact.session_id if exact else session_id
+        reply = next((m for m in reversed(history.marks) if m.node), None)
+        if reply is None or session_id is None or (mark is not None and mark.end >= reply.end):
+            return exact, mark
+        alike = self._tree.by_likeness(view.owner, session_id, reply.node)
+        reworded = _choose(alike, history.system_hash, frozenset())
+        return (reworded, None) if reworded else (exact, mark)
+
+    def _exact_parent(
+        self, view: RequestView, history: History, session_id: str | None
+    ) -> tuple[Node | None, Mark | None]:
+        prefer: frozenset[str] = frozenset()
+        if _says_retry(view.headers):
+            same = self._tree.by_request(view.owner, history.request_hash)
+            prefer = frozenset(node.parent_id for node in same if node.parent_id is not None)
+        for mark in reversed(history.marks):
+            # A turn without a visible reply has the hash of its own request: without anything
+            # new behind it this is that request once more.
+            fresh = mark.end < history.fresh_end
+            for node_hash in (mark.node, mark.empty if fresh else ""):
+                if node_hash:
+                    found = self._tree.by_history(view.owner, node_hash, session_id)
+                    node = _choose(found, history.system_hash, prefer)
+                    if node is not None:
+                        return node, mark
+        return None, None
+
+    def _by_history(self, parent: Node | None) -> Identity | None:
+        return None if parent is None else Identity(parent.session_id, "history")
+
+    def _new_session(self, owner: str, request_hash: str, now: float) -> Identity:
+        """A name of our own. Two users may open with the same words at the same time."""
+        self._opened += 1
+        seed = f"{owner}\0{request_hash}\0{now!r}\0{self._opened}"
+        name = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+        return Identity(f"chat-{name}", "new")
+
+    def _known_replies(
+        self, owner: str, history: History, session_id: str, parent: Node | None
+    ) -> Mapping[int, str]:
+        """Which turn made which assistant message; the parent's own ancestors come first."""
+        ancestors: set[str] = set()
+        node = parent
+        while node is not None and node.turn_id not in ancestors:
+            ancestors.add(node.turn_id)
+            node = self._tree.turn(node.parent_id)
+        known: dict[int, str] = {}
+        for mark in history.marks:
+            if not mark.node:
+                continue
+            found = list(self._tree.by_history(owner, mark.node, session_id)) or list(
+                self._tree.by_likeness(owner, session_id, mark.node)
+            )
+            if found:
+                best = min(found, key=lambda n: (n.turn_id not in ancestors, n.order))
+                known[mark.end - 1] = best.turn_id
+        return known
+
+    # -- main or side -------------------------------------------------------------------------
+
+    def _kind(
+        self,
+        view: RequestView,
+        history: History,
+        identity: Identity | None,
+        parent: Node | None,
+    ) -> tuple[Kind, str]:
+        program = (view.owner, view.headers.get("user-agent", ""))
+        session = None
+        if identity is not None and identity.source != "body:user":
+            session = (view.owner, identity.session_id)
+        explicit = named_kind(view.headers)
+        if explicit is not None:
+            _remember(self._namers, program)
+            if explicit == "main" and view.has_tools and session:
+                _remember(self._tool_sessions, session)
+            return explicit, "header:x-turn-type"
+        pattern = side_pattern(view.messages, history.traces)
+        if pattern is not None:
+            return "side", f"pattern:{pattern}"
+        if parent is not None and parent.kind == "main":
+            return "main", "extends"
+        if last_user(view.messages, history.traces) is None:
+            return "side", "no user message"
+        if self._unnamed == "side":
+            return "side", "unnamed"
+        if self._unnamed == "auto" and program in self._namers:
+            return "side", "unnamed among named turns"
+        if session in self._tool_sessions and not view.has_tools:
+            return "side", "no tools in a session with tools"
+        if view.has_tools and session:
+            _remember(self._tool_sessions, session)
+        return "main", "opens"
+
+    # -- retries ------------------------------------------------------------------------------
+
+    def _retried(
+        self,
+        view: RequestView,
+        history: History,
+        identity: Identity | None,
+        parent: Node | None,
+        now: float,
+    ) -> Node | None:
+        """The turn that this request repeats, if nothing has followed it yet."""
+        says_retry = _says_retry(view.headers)
+        parent_id = parent.turn_id if parent else None
+        same = [
+            node
+            for node in self._tree.by_request(view.owner, history.request_hash)
+            if node.parent_id == parent_id
+            and node.kind == "main"
+            and not node.answered
+            and not node.retried
+        ]
+        if identity is not None and (
+            parent is not None or says_retry or is_conversation(identity.source)
+        ):
+            same = [node for node in same if node.session_id == identity.session_id]
+            return same[-1] if same else None
+        if identity is None and says_retry:
+            # Another user may have opened with the same words: only a single recent one is ours.
+            same = [
+                node
+                for node in same
+                if not is_named(node.source) and now - node.created <= _RETRY_SECONDS
+            ]
+            return same[0] if len(same) == 1 else None
+        return None
+
+
+def _choose(nodes: Iterable[Node], system_hash: str, prefer: frozenset[str]) -> Node | None:
+    """Among turns with one history: the oldest that still waits for its next state."""
+    return min(
+        nodes,
+        key=lambda node: (
+            node.turn_id not in prefer,
+            node.kind == "side",
+            is_named(node.source),
+            node.system_hash != system_hash,
+            node.retried,
+            node.answered,
+            node.order,
+        ),
+        default=None,
+    )
+
+
+def _next_state(
+    view: RequestView, history: History, kind: Kind, parent: Node | None, mark: Mark | None
+) -> NextState | None:
+    """What followed the parent's reply, up to the next reply of anybody's."""
+    if kind == "side" or parent is None or parent.kind == "side":
+        return None
+    if parent.answered or parent.retried:
+        return None
+    if mark is None:  # re-worded in the middle: the reply is the last one of the request
+        mark = next(m for m in reversed(history.marks) if m.node)
+    followed: list[Message] = []
+    for message, trace in zip(view.messages[mark.end :], history.traces[mark.end :], strict=True):
+        if trace in (Trace.SYSTEM, Trace.TRANSIENT, Trace.EMPTY):
+            continue
+        if message.get("role") == "assistant":
+            break
+        followed.append(without_internal(message))
+    if not followed or _repeats(history, mark):
+        return None
+    return NextState(parent.turn_id, tuple(followed))
+
+
+def _repeats(history: History, mark: Mark) -> bool:
+    """Whether the user only said the same again after a turn without a visible reply."""
+    at = history.marks.index(mark)
+    return (
+        not mark.node
+        and at + 1 < len(history.marks)
+        and history.digests[at] == history.digests[at + 1]
+    )
+
+
+def _behind_empty(history: History, end: int) -> int:
+    while end < len(history.traces) and history.traces[end] is Trace.EMPTY:
+        end += 1
+    return end
+
+
+def _says_retry(headers: Mapping[str, str]) -> bool:
+    count = headers.get("x-stainless-retry-count", "").strip()
+    if count.isdigit() and int(count) > 0:
+        return True
+    return headers.get("x-retry", "").strip().lower() not in ("", "0", "false", "no")
+
+
+def _remember(seen: OrderedDict[tuple[str, str], None], key: tuple[str, str]) -> None:
+    seen[key] = None
+    seen.move_to_end(key)
+    while len(seen) > _CLIENTS:
+        seen.popitem(last=False)
