@@ -1,0 +1,262 @@
+"""One copy of the base weights for everybody on this machine.
+
+Guarantees: `LoadedModel` holds the base once. The engine's modules and the trainer's modules
+(`trainer_model`) are two trees over the same parameter tensors, so neither thread ever switches
+the other's adapter on or off. The engine's tree is base + serve adapter, applied to the leading
+rows of a step only (policy); the rows behind them see the bare base (judge, teacher, reference).
+The adapter is never merged into the base.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.local.attention import NAME, ShapeProbe, register
+from openclaw_rl.local.cache import KVShape
+
+# Up to this many rows W @ x.T beats x @ W.T in bfloat16 on a CPU: oneDNN re-packs its right-hand
+# side at each call, and x is the small one (measured, see README).
+_FLIP_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """The adapter's shape; the trainer's PEFT config is made from it."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+@dataclass(slots=True)
+class AdapterSwitch:
+    """How many leading rows of the step under way get the adapter. Engine thread only."""
+
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A serve adapter: by module name, A transposed [in, r] and scaled B transposed [r, out].
+
+    Kept in float32, as PEFT keeps it: the values the trainer sees, and on a CPU several times
+    faster than bfloat16 for products this small (a oneDNN call costs 20 to 40 us by itself).
+    """
+
+    weights: Mapping[str, tuple[Tensor, Tensor]]
+
+
+class EngineLinear(nn.Module):
+    """A linear layer that shares the weight of the one it replaces, plus the serve adapter."""
+
+    def __init__(self, linear: nn.Linear, switch: AdapterSwitch) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.switch = switch
+        self.lora: tuple[Tensor, Tensor] | None = None
+        self.flip = self.weight.device.type == "cpu" and self.weight.dtype == torch.bfloat16
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = x.shape
+        flat = x.reshape(-1, shape[-1])
+        rows = self.switch.rows if self.lora is not None else 0
+        if self.flip and flat.shape[0] <= _FLIP_ROWS:
+            y = torch.mm(self.weight, flat.t()).t()
+            if self.bias is not None:
+                y = y + self.bias
+            y = y.contiguous()
+        else:
+            y = nn.functional.linear(flat, self.weight, self.bias)
+        if rows and self.lora is not None:
+            a, b = self.lora
+            part = y if rows == flat.shape[0] else y[:rows]
+            part.add_(torch.mm(torch.mm(flat[:rows].to(a.dtype), a), b))
+        return y.view(*shape[:-1], y.shape[-1])
+
+
+def _eos_ids(model: Any) -> frozenset[int]:
+    found: set[int] = set()
+    for config in (model.config, getattr(model, "generation_config", None)):
+        value = getattr(config, "eos_token_id", None)
+        found.update([value] if isinstance(value, int) else value or ())
+    return frozenset(found)
+
+
+class LoadedModel:
+    """A causal LM on a device, ready to serve and to train. Make it with `load`."""
+
+    def __init__(self, model: Any, path: str, lora: LoraSpec | None) -> None:
+        self.path = path
+        self.lora = lora
+        self.switch = AdapterSwitch()
+        self.modules: dict[str, EngineLinear] = {}
+        self.model = model
+        self.config = model.config
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        self.device: torch.device = next(model.parameters()).device
+        self.eos_ids = _eos_ids(model)
+        text_config = self.config.get_text_config()
+        self.vocab_size: int = text_config.vocab_size
+        self.context_length: int = getattr(text_config, "max_position_embeddings", None) or 32768
+        self._plain_attention: str = model.config._attn_implementation
+        self._tokenizer: Any = None
+        model.requires_grad_(False).eval()
+        register()
+        model.set_attn_implementation(NAME)
+        for name, module in list(model.named_modules()):
+            if type(module) is nn.Linear:
+                linear = EngineLinear(module, self.switch)
+                model.set_submodule(name, linear)
+                self.modules[name] = linear
+        self.kv_shape = self._probe()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "cpu",
+        lora: LoraSpec | None = None,
+    ) -> LoadedModel:
+        """Reads a Hugging Face model directory. `dtype` "auto" is the stored one (float16 becomes
+        bfloat16 on a CPU). Raises ConfigError where the model cannot be served."""
+        from transformers import AutoModelForCausalLM
+
+        wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=wanted, attn_implementation="sdpa"
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot load the model at {path}: {error}") from error
+        if torch.device(device).type == "cpu" and model.dtype == torch.float16:
+            model = model.to(torch.bfloat16)
+        return cls(model.to(device), str(path), lora)
+
+    def _probe(self) -> KVShape:
+        probe = ShapeProbe()
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        try:
+            with torch.inference_mode():
+                self.forward(one, one, probe, one[0])
+        except NotImplementedError as error:
+            raise ConfigError(f"{type(self.model).__name__} cannot be served: {error}") from error
+        shape = probe.shape()
+        if shape is None:
+            raise ConfigError(
+                f"{type(self.model).__name__} cannot be served: its layers do not all have "
+                "ordinary attention of one shape"
+            )
+        return shape
+
+    def forward(self, ids: Tensor, positions: Tensor, plan: Any, keep: Tensor) -> Tensor:
+        """Logits [K, V] at the flat positions `keep` [K] of one step; ids, positions [1, N]."""
+        out = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            slot_plan=plan,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer (for stop strings), or None where there is none."""
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(self.path)
+            except (OSError, ValueError):
+                self._tokenizer = False
+        return self._tokenizer or None
+
+    def adapter(self, state: Mapping[str, Tensor], scale: float | None = None) -> Adapter:
+        """A serve adapter from a PEFT state dict (`get_peft_model_state_dict`), copied. `scale`
+        is alpha / rank; None takes the LoraSpec's. Raises ConfigError on anything but LoRA
+        matrices of the model's linear layers."""
+        if scale is None:
+            scale = self.lora.scale if self.lora else 1.0
+        halves: dict[str, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            name = key.removeprefix("base_model.model.").replace(".default.weight", ".weight")
+            for half in ("lora_A", "lora_B"):
+                if name.endswith(f".{half}.weight"):
+                    module = name.removesuffix(f".{half}.weight")
+                    if module not in self.modules:
+                        raise ConfigError(f"the adapter names a layer the model lacks: {module}")
+                    halves.setdefault(module, {})[half] = value.detach()
+                    break
+            else:
+                raise ConfigError(f"the adapter holds something else than LoRA matrices: {key}")
+        weights = {}
+        for module, pair in halves.items():
+            if len(pair) != 2:
+                raise ConfigError(f"the adapter lacks one of two matrices of {module}")
+            a = pair["lora_A"].to(self.device, torch.float32, copy=True).t().contiguous()
+            b = pair["lora_B"].to(self.device, torch.float32) * scale
+            weights[module] = (a, b.t().contiguous())
+        return Adapter(weights)
+
+    def set_adapter(self, adapter: Adapter | None) -> None:
+        """Makes it the serve adapter. Engine thread only, between two steps."""
+        weights = adapter.weights if adapter else {}
+        for name, module in self.modules.items():
+            module.lora = weights.get(name)
+
+    def bare_model(self) -> Any:
+        """A second, ordinary tree (sdpa attention) over the same parameter tensors."""
+        config = copy.deepcopy(self.config)
+        config._attn_implementation = self._plain_attention
+        with torch.device("meta"):
+            twin = type(self.model)(config)
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            owner, _, leaf = name.rpartition(".")
+            twin.get_submodule(owner).register_parameter(leaf, parameter)
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            owner, _, leaf = name.rpartition(".")
+            twin.get_submodule(owner)._buffers[leaf] = buffer.clone()
+        left = [n for n, p in twin.named_parameters() if p.is_meta]
+        if left:
+            raise ConfigError(f"parameters without weights in the trainer's model: {left[:3]}")
+        twin.generation_config = copy.deepcopy(self.model.generation_config)
+        return twin
+
+    def trainer_model(self, seed: int = 0) -> Any:
+        """A PeftModel with a fresh LoRA adapter (float32) over the shared base tensors. The
+        adapter is the only thing in it that requires a gradient."""
+        from peft import LoraConfig, get_peft_model
+
+        if self.lora is None:
+            raise ConfigError("the model was loaded without a LoRA specification")
+        targets = self.lora.target_modules
+        config = LoraConfig(
+            r=self.lora.rank,
+            lora_alpha=self.lora.alpha,  # type: ignore[arg-type]
+            lora_dropout=self.lora.dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            use_rslora=self.lora.rslora,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return get_peft_model(self.bare_model(), config)

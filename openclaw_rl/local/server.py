@@ -1,0 +1,291 @@
+"""The embedded engine over HTTP: the part of SGLang's API that the gateway, the judge and slime's
+own rollout functions use.
+
+Guarantees: `/generate` is the policy, `/base/generate` the same weights without the adapter; a
+client that goes away ends its request in the engine; a refused request is HTTP 400 with
+`{"error": {"message": ...}}`, worded like SGLang's where clients look at the words. A stream is
+cumulative, as SGLang's is by default (`incremental_streaming_output=True`: each chunk has the new
+tokens only).
+
+Beyond SGLang: `meta_info.weight_versions` is a list of `[version, tokens]` runs over all output
+tokens of the reply so far; `weight_version` is the newest token's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from openclaw_rl.errors import EngineRefused, EngineUnavailable
+from openclaw_rl.local.engine import EngineCore
+from openclaw_rl.local.request import Chunk, GenerateRequest, TokenScore, parse_generate
+
+_MAX_BODY = 64 << 20  # a million token ids as JSON take about 8 MB
+_PAUSE_MODES = ("abort", "retract", "in_place")
+
+
+def _pairs(scores: Iterable[TokenScore]) -> list[list[Any]]:
+    return [[s.logprob, s.token, None] for s in scores]
+
+
+def _tops(scores: Iterable[TokenScore]) -> list[list[list[Any]] | None]:
+    return [[[p, i, None] for p, i in s.top] if s.top else None for s in scores]
+
+
+@dataclass(slots=True)
+class Reply:
+    """The reply so far, in SGLang's form."""
+
+    request: GenerateRequest
+    scores: list[TokenScore] = field(default_factory=list)
+    prompt: tuple[TokenScore, ...] = ()
+    versions: list[list[Any]] = field(default_factory=list)
+    version: str = ""
+    cached_tokens: int = 0
+    finish: dict[str, Any] | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.version = chunk.version
+        self.cached_tokens = chunk.cached_tokens
+        self.finish = chunk.finish
+        if chunk.prompt is not None:
+            self.prompt = chunk.prompt
+        if chunk.tokens:
+            self.scores.extend(chunk.tokens)
+            if self.versions and self.versions[-1][0] == chunk.version:
+                self.versions[-1][1] += len(chunk.tokens)
+            else:
+                self.versions.append([chunk.version, len(chunk.tokens)])
+
+    def body(self, start: int = 0) -> dict[str, Any]:
+        """The reply with output from token `start` on."""
+        request, scores = self.request, self.scores[start:]
+        meta: dict[str, Any] = {
+            "id": request.rid,
+            "finish_reason": self.finish,
+            "prompt_tokens": len(request.ids),
+            "completion_tokens": len(self.scores),
+            "cached_tokens": self.cached_tokens,
+            "weight_version": self.version,
+            "weight_versions": self.versions,
+        }
+        if request.return_logprob:
+            meta["input_token_logprobs"] = _pairs(self.prompt)
+            meta["output_token_logprobs"] = _pairs(scores)
+            if request.top_logprobs:
+                meta["input_top_logprobs"] = _tops(self.prompt)
+                meta["output_top_logprobs"] = _tops(scores)
+            if request.token_ids_logprob:
+                ids = request.token_ids_logprob
+                for name, of in (("input", self.prompt), ("output", scores)):
+                    meta[f"{name}_token_ids_logprobs"] = [
+                        [[p, i, None] for p, i in zip(s.asked, ids, strict=True)]
+                        if s.asked
+                        else None
+                        for s in of
+                    ]
+        return {"output_ids": [s.token for s in scores], "meta_info": meta}
+
+
+class _Mailbox:
+    """Brings chunks from the engine thread into one event loop: one wake-up a step."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.queues: dict[str, asyncio.Queue[Chunk]] = {}
+
+    def open(self, rid: str) -> asyncio.Queue[Chunk]:
+        if rid in self.queues:
+            raise EngineRefused(400, "a request with this rid is under way")
+        self.queues[rid] = asyncio.Queue()
+        return self.queues[rid]
+
+    def deliver(self, chunks: list[tuple[str, Chunk]]) -> None:
+        self.loop.call_soon_threadsafe(self._sort, chunks)
+
+    def _sort(self, chunks: list[tuple[str, Chunk]]) -> None:
+        for rid, chunk in chunks:
+            queue = self.queues.get(rid)
+            if queue is not None:
+                queue.put_nowait(chunk)
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
+
+
+def _status(finish: dict[str, Any] | None) -> int:
+    return int((finish or {}).get("status_code", 200))
+
+
+class _Routes:
+    def __init__(self, core: EngineCore, incremental: bool) -> None:
+        self.core = core
+        self.incremental = incremental
+        self.mailbox = _Mailbox()
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        policy = not http.path.startswith("/base/")
+        try:
+            body = json.loads(await http.read())
+            request = parse_generate(body, policy=policy, vocab_size=self.core.model.vocab_size)
+            queue = self.mailbox.open(request.rid)
+        except (ValueError, EngineRefused) as error:
+            return _error(400, str(error))
+        done = False
+        try:
+            self.core.submit(request, self.mailbox.deliver)
+            reply = Reply(request)
+            if request.stream:
+                response = await self._stream(http, reply, queue)
+            else:
+                while reply.finish is None:
+                    reply.add(await queue.get())
+                status = _status(reply.finish)
+                response = (
+                    web.json_response(reply.body())
+                    if status == 200
+                    else _error(status, str((reply.finish or {}).get("message")))
+                )
+            done = True
+            return response
+        except EngineRefused as error:
+            done = True
+            return _error(error.status, str(error))
+        except EngineUnavailable as error:
+            done = True
+            return _error(503, str(error))
+        finally:
+            self.mailbox.queues.pop(request.rid, None)
+            if not done:  # the client went away, or the server stops
+                self.core.abort(request.rid)
+
+    async def _stream(
+        self, http: web.Request, reply: Reply, queue: asyncio.Queue[Chunk]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        sent = 0
+        while reply.finish is None:
+            reply.add(await queue.get())
+            # What has piled up goes out together, but never two versions in one chunk.
+            while reply.finish is None and not queue.empty():
+                if queue._queue[0].version != reply.version:  # type: ignore[attr-defined]
+                    break
+                reply.add(queue.get_nowait())
+            body = reply.body(sent if self.incremental else 0)
+            sent = len(reply.scores)
+            await response.write(b"data: " + json.dumps(body).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def health(self, http: web.Request) -> web.Response:
+        return web.Response(status=200 if self.core.alive else 503)
+
+    async def model_info(self, http: web.Request) -> web.Response:
+        base = http.path.startswith("/base/")
+        running, waiting = self.core.load
+        return web.json_response(
+            {
+                "model_path": self.core.model.path,
+                "tokenizer_path": self.core.model.path,
+                "is_generation": True,
+                "weight_version": "base" if base else self.core.version,
+                "context_length": self.core.context_length,
+                "vocab_size": self.core.model.vocab_size,
+                "num_running_reqs": running,
+                "num_waiting_reqs": waiting,
+            }
+        )
+
+    async def abort(self, http: web.Request) -> web.Response:
+        body = await _object(http)
+        rid = body.get("rid")
+        everything = bool(body.get("abort_all", False))
+        if not everything and not (isinstance(rid, str) and rid):
+            return _error(400, "abort_request needs a rid, or abort_all")
+        self.core.abort(None if everything else rid)
+        return web.Response(status=200)
+
+    async def pause(self, http: web.Request) -> web.Response:
+        mode = (await _object(http)).get("mode") or "abort"
+        if mode not in _PAUSE_MODES:
+            return _error(400, f"mode must be one of {', '.join(_PAUSE_MODES)}")
+        await asyncio.wrap_future(self.core.pause(mode))
+        return web.json_response({"status": "ok", "message": f"paused ({mode})"})
+
+    async def resume(self, http: web.Request) -> web.Response:
+        await asyncio.wrap_future(self.core.resume())
+        return web.json_response({"status": "ok", "message": "continued"})
+
+    async def flush(self, http: web.Request) -> web.Response:
+        await asyncio.wrap_future(self.core.flush_cache())
+        return web.Response(text="Cache flushed.\n")
+
+
+async def _object(http: web.Request) -> dict[str, Any]:
+    """A JSON object body; an empty or other body counts as an empty one."""
+    try:
+        body = json.loads(await http.read() or b"{}")
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def build_app(core: EngineCore, *, incremental_streaming_output: bool = False) -> web.Application:
+    """The application; must be called inside the event loop that serves it."""
+    routes = _Routes(core, incremental_streaming_output)
+    app = web.Application(client_max_size=_MAX_BODY)
+    for prefix in ("", "/base"):
+        app.router.add_post(f"{prefix}/generate", routes.generate)
+        for name in ("health", "health_generate"):
+            app.router.add_get(f"{prefix}/{name}", routes.health)
+        for name in ("model_info", "get_model_info"):
+            app.router.add_get(f"{prefix}/{name}", routes.model_info)
+        app.router.add_post(f"{prefix}/abort_request", routes.abort)
+        app.router.add_post(f"{prefix}/pause_generation", routes.pause)
+        app.router.add_post(f"{prefix}/continue_generation", routes.resume)
+        app.router.add_route("*", f"{prefix}/flush_cache", routes.flush)
+    return app
+
+
+@dataclass(slots=True)
+class EngineServer:
+    """A running server. `url` is the policy, `base_url` the bare base model."""
+
+    url: str
+    runner: web.AppRunner
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/base"
+
+    async def close(self) -> None:
+        await self.runner.cleanup()
+
+
+async def serve_engine(
+    core: EngineCore,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    incremental_streaming_output: bool = False,
+) -> EngineServer:
+    """Serves a started core in the running event loop; port 0 takes a free one."""
+    app = build_app(core, incremental_streaming_output=incremental_streaming_output)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0, keepalive_timeout=75
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    sockets = site._server.sockets  # type: ignore[union-attr]
+    bound = sockets[0].getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    return EngineServer(f"http://{shown}:{bound}", runner)
