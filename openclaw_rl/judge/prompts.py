@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.sample import Sample
+
 Message = Mapping[str, Any]
 
 _RULES = """\
@@ -71,6 +73,13 @@ class Case:
     messages: Sequence[Message]
     reply: Message
     next_state: Sequence[Message]
+
+
+def case_of(sample: Sample) -> Case:
+    """What a judge reads of a sample."""
+    metadata = sample.metadata
+    reply = metadata.get("reply") or {"role": "assistant", "content": sample.response}
+    return Case(metadata.get("messages") or (), reply, metadata.get("next_state") or ())
 
 
 def new_nonce() -> str:

@@ -1,0 +1,25 @@
+"""Reward by votes: m independent verdicts of a process reward model on what happened next.
+
+Guarantees: the score is the majority's; a tie is 0; abstentions (no verdict, cut off, too slow)
+are left out, and where all abstain there is no score (`abstained`: the worker asks again later).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openclaw_rl.judge.prompts import case_of
+from openclaw_rl.judge.resources import get_resources
+from openclaw_rl.judge.votes import majority
+from openclaw_rl.sample import Sample
+
+
+async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
+    """`{"score": -1.0 | 0.0 | 1.0 | None, "votes": [...], "abstained": bool}`.
+
+    Raises `EngineUnavailable` where the PRM is away.
+    """
+    panel = await get_resources(args).verdicts()
+    scores = [vote.score for vote in await panel.votes(case_of(sample))]
+    score = majority(scores)
+    return {"score": score, "votes": scores, "abstained": score is None}
