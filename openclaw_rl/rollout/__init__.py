@@ -1,1 +1,5 @@
-"""See README.md of this package."""
+"""Batches for the trainer, out of the journal. See README.md of this package."""
+
+from openclaw_rl.rollout.rollout import RolloutFnTrainOutput, generate_rollout
+
+__all__ = ["RolloutFnTrainOutput", "generate_rollout"]
