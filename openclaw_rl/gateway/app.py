@@ -84,8 +84,12 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def run(settings: GatewaySettings, stop: asyncio.Event | None = None) -> None:
-    """Serve until SIGINT or SIGTERM (or until `stop` is set)."""
+async def run(
+    settings: GatewaySettings,
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM (or until `stop` is set). `on_ready` gets the base URL."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,6 +97,8 @@ async def run(settings: GatewaySettings, stop: asyncio.Event | None = None) -> N
             loop.add_signal_handler(number, stop.set)
     async with serving(settings) as url:
         log.info("gateway %s: model %s at %s/v1", __version__, settings.served_name, url)
+        if on_ready is not None:
+            on_ready(url)
         await stop.wait()
         log.info("stopping: replies under way have %.0f s", settings.shutdown_seconds)
 

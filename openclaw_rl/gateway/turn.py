@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw_rl.engine.chat import TextStream
+from openclaw_rl.engine.text import TextStream
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.session.types import Message, Placement

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ class World:
     journal: Journal
     settings: GatewaySettings
     tokenizer: ChatTokenizer
-    extra: dict[str, Any] = field(default_factory=dict)
 
     async def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Any:
         """One request by the SDK; streamed ones are read to the end and joined."""
@@ -61,6 +62,10 @@ class World:
         async with self.http.get(self.url + path) as response:
             assert response.status == 200
             return await response.json()
+
+    async def waiting(self) -> int:
+        """How many requests wait for the engine."""
+        return int((await self.get("/healthz"))["requests"]["waiting_for_engine"])
 
     def turns(self) -> list[Turn]:
         """All recorded turns, oldest first."""
@@ -119,6 +124,17 @@ def joined(chunks: list[Any], headers: Any) -> Answer:
             finish = choice.finish_reason or finish
     message = Joined(content or (None if calls else ""), reasoning or None, calls)
     return Answer(message, finish, usage, headers, chunks)
+
+
+async def eventually(predicate: Callable[[], Any]) -> None:
+    """Until `predicate()` is true (or gives a true awaitable), for what has no event to await:
+    a commit in another thread, a counter behind HTTP."""
+    for _ in range(1000):
+        value = predicate()
+        if await value if inspect.isawaitable(value) else value:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never happened")
 
 
 def whole_text(served: World, ids: Any) -> str:

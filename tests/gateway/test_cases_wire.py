@@ -9,7 +9,7 @@ from openai import BadRequestError
 
 from openclaw_rl.journal.records import State
 from tests.fakes.engine import EOS_ID, Fault, logprob_of
-from tests.gateway.conftest import whole_text, world
+from tests.gateway.conftest import eventually, whole_text, world
 
 TOOLS = [
     {
@@ -173,8 +173,7 @@ async def test_case_05_a_client_that_leaves_ends_the_engines_work_and_records_no
     request = served.engine.requests[0]
     assert request.aborted or request.disconnected
     assert len(request.sent) < len(request.reply)
-    while not served.journal.fates().counters.get("disconnected"):
-        await asyncio.sleep(0.01)  # another thread's commit: there is no event to await here
+    await eventually(lambda: served.journal.fates().counters.get("disconnected"))
     assert served.turns() == []
     health = await served.get("/healthz")
     assert health["requests"]["inflight"] == 0
@@ -210,8 +209,7 @@ async def test_case_06_before_the_first_rollout_a_stream_is_kept_alive_and_then_
 async def test_case_06_without_a_stream_it_just_waits(tmp_path, model):
     async with world(tmp_path, model, engine_url=None, keepalive_seconds=0.05) as served:
         asking = asyncio.ensure_future(served.chat("hello"))
-        while (await served.get("/healthz"))["requests"]["waiting_for_engine"] == 0:
-            await asyncio.sleep(0)
+        await eventually(served.waiting)
         served.journal.publish("policy", served.engine.url, {}, 1.0)
         assert (await asking).finish_reason == "stop"
 

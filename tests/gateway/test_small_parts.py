@@ -1,5 +1,6 @@
 """Stop strings, memory of known turns, metrics, limits, feedback bodies."""
 
+import itertools
 import json
 
 import pytest
@@ -25,7 +26,7 @@ def test_stop_strings_are_cut_the_same_however_the_text_arrives(text, stops, cut
     complete = min((text.find(stop) + len(stop) for stop in stops if stop in text), default=None)
     cut = StopCut(stops)
     points = sorted({0, len(text), *(min(c, len(text)) for c in cuts)})
-    shown = "".join(cut.push(text[a:b]) for a, b in zip(points, points[1:], strict=False))
+    shown = "".join(cut.push(text[a:b]) for a, b in itertools.pairwise(points))
     shown += cut.finish()
     assert cut.stopped == bool(ends)
     assert text.startswith(shown)
@@ -123,7 +124,8 @@ def test_feedback_bodies():
 @pytest.mark.parametrize(
     "body",
     [b"{", b"[]", b"{}", b'{"turn_id": "a"}', b'{"turn_id": "a", "session_id": "b", "score": 1}',
-     b'{"turn_id": 1, "score": 1}', b'{"turn_id": "a", "score": 2}', b'{"turn_id":"a","score":true}',
+     b'{"turn_id": 1, "score": 1}', b'{"turn_id": "a", "score": 2}',
+     b'{"turn_id":"a","score":true}',
      b'{"turn_id": "a", "thumb": "sideways"}', b'{"turn_id": "a", "score": NaN}',
      b'{"turn_id": "a", "text": 3}'],
 )  # fmt: skip

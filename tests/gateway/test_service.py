@@ -1,0 +1,347 @@
+"""The service around the turns: keys, limits, errors, health, feedback, restart, shutdown."""
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+
+import aiohttp
+import pytest
+from openai import APIError, AsyncOpenAI, AuthenticationError, NotFoundError, RateLimitError
+
+from openclaw_rl import __version__
+from openclaw_rl.errors import JournalError
+from openclaw_rl.gateway.app import run
+from openclaw_rl.journal.records import State
+from openclaw_rl.journal.store import Journal
+from tests.gateway.conftest import eventually, world
+
+SECRET_TEXT = "xylophone-armadillo"
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+async def test_with_a_key_set_only_the_key_comes_in(tmp_path, model):
+    async with world(tmp_path, model, api_key="k3y") as served:
+        assert (await served.chat("hi")).finish_reason == "stop"
+        stranger = AsyncOpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
+        with pytest.raises(AuthenticationError) as error:
+            await stranger.models.list()
+        assert error.value.code == "invalid_api_key"
+        await stranger.close()
+        for path in ("/v1/models", "/metrics", "/v1/unknown"):
+            async with served.http.get(served.url + path) as response:
+                assert response.status == 401, path
+        health = await served.get("/healthz")  # open, and tells no secret
+        assert "k3y" not in json.dumps(health)
+        assert len(served.engine.requests) == 1
+
+
+async def test_a_session_named_inside_the_key(tmp_path, model):
+    async with world(tmp_path, model, api_key="k3y") as served:
+        for _ in range(2):
+            await served.chat("hi", extra_headers={"Authorization": "Bearer k3y:alice"})
+        assert {turn.session_id for turn in served.turns()} == {"alice"}
+        assert {turn.source for turn in served.turns()} == {"key"}
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+async def test_unknown_routes_and_methods_are_openai_errors(served):
+    status, body = await served.post({}, "/v1/nothing")
+    assert (status, body["error"]["code"]) == (404, "not_found")
+    async with served.http.get(f"{served.url}/v1/chat/completions") as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "POST"
+        assert (await response.json())["error"]["code"] == "method_not_allowed"
+    with pytest.raises(NotFoundError, match="tiny"):
+        await served.client.models.retrieve("gpt-9")
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_a_body_that_is_too_large_is_a_413(tmp_path, model, chunked):
+    async def pieces(data):
+        yield data
+
+    async with world(tmp_path, model, max_body_bytes=1000) as served:
+        data = json.dumps({"messages": [user("x" * 2000)]}).encode()
+        body = pieces(data) if chunked else data
+        async with served.http.post(f"{served.url}/v1/chat/completions", data=body) as response:
+            assert response.status == 413
+            error = (await response.json())["error"]
+        assert error["code"] == "request_too_large"
+        assert "1000" in error["message"]
+        assert (await served.chat("hi")).finish_reason == "stop"
+
+
+async def test_more_than_max_inflight_is_a_429_and_room_comes_back(tmp_path, model):
+    async with world(tmp_path, model, max_inflight=1) as served:
+        served.engine.gated = True
+        first = asyncio.ensure_future(served.chat("one"))
+        await served.engine.arrived(1)
+        with pytest.raises(RateLimitError) as error:
+            await served.chat("two")
+        assert error.value.response.headers["retry-after"] == "1"
+        await served.engine.open_gate()
+        await first
+        assert (await served.chat("three")).finish_reason == "stop"
+
+
+async def test_what_the_template_refuses_is_a_400(served):
+    status, body = await served.post(
+        {"messages": [user("hi")], "chat_template_kwargs": {"tokenize": True}}
+    )
+    assert status == 400
+    assert "chat_template_kwargs" in body["error"]["message"]
+
+
+async def test_an_engine_that_speaks_nonsense_is_no_500_of_ours(served, monkeypatch):
+    async def nonsense(self, http):
+        return aiohttp.web.json_response({"what": 1})
+
+    monkeypatch.setattr(
+        type(served.engine), "_serve", lambda self, http, request: nonsense(self, http)
+    )
+    with pytest.raises(APIError) as error:
+        await asyncio.wait_for(served.chat("hi"), 30)
+    assert error.value.status_code in (502, 503)
+    assert served.turns() == []
+
+
+# -- what it tells ---------------------------------------------------------------------------------
+
+
+async def test_health_tells_states_and_counts(served):
+    await served.chat("hi", extra_headers={"X-Session-Id": "s"})
+    health = await served.get("/healthz")
+    assert health["status"] == "ok"
+    assert health["version"] == __version__
+    assert health["model"] == "tiny"
+    assert health["engine"]["state"] == "ok"
+    assert health["journal"]["state"] == "ok"
+    assert (health["turns"]["main"], health["turns"]["waiting"]) == (1, 1)
+    assert health["warnings"] == []
+
+
+async def test_health_tells_an_engine_that_does_not_answer(tmp_path, model):
+    async with world(tmp_path, model, engine_url="http://127.0.0.1:9") as served:
+        health = await served.get("/healthz")
+        assert health["engine"]["state"] == "waiting"
+        assert health["status"] == "ok"
+        assert any("engine" in warning for warning in health["warnings"])
+
+
+async def test_neither_logs_nor_metrics_nor_health_hold_conversation_text(served, caplog):
+    caplog.set_level(logging.DEBUG, "openclaw_rl")
+    served.engine.say(f"{SECRET_TEXT} reply")
+    first = await served.chat(f"{SECRET_TEXT} question", extra_headers={"X-Session-Id": "s"})
+    await served.chat([user(f"{SECRET_TEXT} question"), first.replay(), user(SECRET_TEXT)])
+    await served.post({"messages": [{"role": SECRET_TEXT, "content": SECRET_TEXT}]})
+    await served.post({"turn_id": first.turn_id, "text": SECRET_TEXT, "score": -1}, "/v1/feedback")
+    async with served.http.get(served.url + "/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        metrics = await response.text()
+    health = json.dumps(await served.get("/healthz"))
+    assert first.turn_id in caplog.text
+    assert 'openclaw_rl_turns_total{kind="main"} 2' in metrics
+    assert 'openclaw_rl_requests_total{route="/v1/chat/completions",status="400"} 1' in metrics
+    for text in (caplog.text, metrics, health):
+        assert "xylophone" not in text
+
+
+# -- feedback and the end of a session -------------------------------------------------------------
+
+
+async def test_feedback_on_a_turn_is_its_next_state(served):
+    answer = await served.chat("hi")
+    body = {"turn_id": f"chatcmpl-{answer.turn_id}", "thumb": "down", "text": "too short"}
+    assert (await served.post(body, "/v1/feedback"))[0] == 200
+    turn = served.only_turn()
+    assert turn.state is State.JUDGING
+    assert turn.next_state == (
+        {"role": "feedback", "thumb": "down", "score": None, "content": "too short"},
+    )
+    status, error = await served.post(body, "/v1/feedback")
+    assert (status, error["error"]["code"]) == (409, "turn_not_waiting")
+
+
+async def test_feedback_on_a_session_means_its_newest_main_turn(served):
+    headers = {"X-Session-Id": "s"}
+    first = await served.chat("hi", extra_headers=headers)
+    await served.chat([user("hi"), first.replay(), user("more")], extra_headers=headers)
+    await served.chat("aside", extra_headers={**headers, "x-turn-type": "side"})
+    status, body = await served.post({"session_id": "s", "score": 1}, "/v1/feedback")
+    newest = served.turns()[1]
+    assert (status, body["turn_id"]) == (200, newest.turn_id)
+    assert newest.next_state[0]["score"] == 1
+
+
+async def test_feedback_on_somebody_elses_turn_is_a_404(served):
+    answer = await served.chat("hi")  # with the SDK's key
+    body = {"turn_id": answer.turn_id, "score": 1}
+    status, _ = await served.post(body, "/v1/feedback", Authorization="Bearer other")
+    assert status == 404
+    assert served.only_turn().state is State.WAITING
+    assert (await served.post({"turn_id": "nothing", "score": 1}, "/v1/feedback"))[0] == 404
+
+
+async def test_an_ended_session_begins_anew(served):
+    headers = {"X-Session-Id": "s"}
+    first = await served.chat("hi", extra_headers=headers)
+    status, body = await served.post({}, "/v1/sessions/s/end")
+    assert (status, body["ended"]) == (200, True)
+    await served.chat([user("hi"), first.replay(), user("more")], extra_headers=headers)
+    old, new = served.turns()
+    assert old.next_state is None
+    assert new.parent_id is None
+    assert (await served.post({}, "/v1/sessions/never-seen/end"))[0] == 200
+
+
+# -- a journal that fails --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_journal_that_cannot_be_written_does_not_disturb_the_client(
+    served, monkeypatch, caplog, stream
+):
+    record = Journal.record_turn
+
+    def fail(self, rec):
+        raise JournalError("disk full")
+
+    monkeypatch.setattr(Journal, "record_turn", fail)
+    served.engine.say("lost")
+    lost = await served.chat("hi", stream=stream)
+    assert lost.text == "lost"
+    health = await served.get("/healthz")
+    assert health["journal"] == {"state": "failing", "failed_writes": 1}
+    assert any("not recorded" in warning for warning in health["warnings"])
+    assert "NOT RECORDED" in caplog.text or "journal failed" in caplog.text
+    monkeypatch.setattr(Journal, "record_turn", record)
+    # The conversation goes on, hanging on nothing that the journal does not know.
+    served.engine.say("back")
+    assert (await served.chat([user("hi"), lost.replay(), user("more")])).text == "back"
+    turn = served.only_turn()
+    assert turn.parent_id is None
+    assert not turn.shares_tokens
+    assert (await served.get("/healthz"))["journal"]["state"] == "ok"
+
+
+async def test_a_journal_that_hangs_delays_the_end_only_so_long(tmp_path, model, monkeypatch):
+    release = threading.Event()
+    record = Journal.record_turn
+    monkeypatch.setattr(
+        Journal, "record_turn", lambda self, rec: (release.wait(20), record(self, rec))[1]
+    )
+    async with world(tmp_path, model, journal_seconds=0.2) as served:
+        try:
+            assert (await served.chat("hi")).finish_reason == "stop"
+            assert (await served.get("/healthz"))["journal"]["failed_writes"] == 1
+        finally:
+            release.set()
+
+
+async def test_the_turn_is_in_the_journal_before_the_client_sees_its_end(served):
+    stream = await served.client.chat.completions.create(
+        model="tiny", messages=[user("hi")], stream=True
+    )
+    async for chunk in stream:
+        if chunk.choices[0].finish_reason:
+            assert len(served.turns()) == 1
+            break
+    else:
+        pytest.fail("no end")
+
+
+# -- restart and shutdown --------------------------------------------------------------------------
+
+
+async def test_after_a_restart_the_conversation_goes_on_with_its_tokens(tmp_path, model):
+    talk = []
+    for number in range(4):
+        async with world(tmp_path, model) as served:  # a new gateway each turn
+            talk.append(user(f"question {number}"))
+            served.engine.say(f"answer {number}")
+            talk.append((await served.chat(talk)).replay())
+            turns = served.turns()
+    assert len({turn.session_id for turn in turns}) == 1
+    for parent, child in itertools.pairwise(turns):
+        assert child.parent_id == parent.turn_id
+        assert child.shares_tokens
+        assert parent.state is State.JUDGING
+    assert turns[-1].state is State.WAITING
+
+
+async def test_after_a_restart_the_replies_come_back_as_they_were_written(tmp_path, model):
+    raw = "<think>\nlet me think\n</think>\n\nanswer"
+    talk = [user("q0")]
+    async with world(tmp_path, model) as served:
+        for number in range(1, 3):
+            served.engine.say(raw)
+            talk += [(await served.chat(talk)).replay(), user(f"q{number}")]
+    async with world(tmp_path, model) as served:
+        await served.chat(talk)  # the client never sends reasoning back
+        last = served.turns()[-1]
+        assert last.shares_tokens
+        assert [m.get("reasoning_content") for m in last.messages if m["role"] == "assistant"] == [
+            "\nlet me think\n", "\nlet me think\n",
+        ]  # fmt: skip
+
+
+async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path):
+    settings = dataclasses.replace(
+        served.settings, journal_path=tmp_path / "other.db", shutdown_seconds=10.0
+    )
+    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(run(settings, stop, on_ready=ready.set_result))
+    served.engine.gated = True
+    served.engine.say("to the very end")
+    await served.engine.allow(1)
+    async with AsyncOpenAI(base_url=f"{await ready}/v1", api_key="-", max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model="tiny", messages=[user("hi")], stream=True
+        )
+        stop.set()
+        await refused(settings, await ready)
+        await served.engine.open_gate()
+        text = ""
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+    assert text == "to the very end"
+    await running
+    with Journal.open(settings.journal_path, create=False) as journal:
+        assert journal.fates().main == 1
+
+
+async def refused(settings, url):
+    """Until nothing listens any more."""
+
+    async def closed():
+        try:
+            _, writer = await asyncio.open_connection(settings.host, int(url.rsplit(":", 1)[1]))
+        except ConnectionError:
+            return True
+        writer.close()
+        return False
+
+    await eventually(closed)
+
+
+async def test_an_engine_that_moves_is_found(tmp_path, model):
+    async with world(tmp_path, model, engine_url=None) as served:
+        served.journal.publish("policy", served.engine.url, {}, 1.0)
+        assert (await served.chat("one")).finish_reason == "stop"
+        await served.engine.stop()
+        asking = asyncio.ensure_future(served.chat("two"))
+        await eventually(served.waiting)
+        await served.engine.start(port=0)
+        served.journal.publish("policy", served.engine.url, {}, 2.0)
+        assert (await asking).finish_reason == "stop"
