@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-_PATIENCE = 8
-"""Tokens that may wait for the rest of a character. No character has more than 4 bytes, so by then
-the bytes are no UTF-8, and the reader sees the replacement character."""
+_LONGEST = 4
+"""Tokens that one character may take: UTF-8 has at most 4 bytes. What is still no character then
+never will be, and the reader sees the replacement character."""
 
 
 class TextStream:
@@ -30,19 +30,26 @@ class TextStream:
         self._ids += [token for token in ids if token not in self._hidden]
         if len(self._ids) == before:
             return ""
-        return self._show(held=len(self._ids) - self._shown <= _PATIENCE)
+        # An incomplete character may sit behind complete ones: show as much as ends well.
+        for end in range(len(self._ids), max(self._shown, len(self._ids) - _LONGEST), -1):
+            text = self._decode(self._ids[:end])
+            if not text.endswith("\ufffd"):
+                return self._show(text, end)
+        if len(self._ids) - self._shown > _LONGEST:
+            return self.finish()
+        return ""
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for bytes that are no character."""
-        return self._show(held=False) if len(self._ids) > self._shown else ""
-
-    def _show(self, held: bool) -> str:
-        # Decoded together with the ids before: some tokenizers drop a space where a text begins.
-        text = self._decode(self._ids)
-        if held and text.endswith("�"):
+        if len(self._ids) == self._shown:
             return ""
+        return self._show(self._decode(self._ids), len(self._ids))
+
+    def _show(self, text: str, end: int) -> str:
+        # Ids shown last are decoded again with new ones: some tokenizers drop a space where a text
+        # begins.
         new = text[len(self._shown_text) :]
         self._ids = self._ids[self._shown :]
-        self._shown = len(self._ids)
-        self._shown_text = self._decode(self._ids)
+        self._shown = end - self._shown
+        self._shown_text = self._decode(self._ids[: self._shown])
         return new
