@@ -62,9 +62,10 @@ class Tracker:
         self._namers: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._tool_sessions: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Turns held in memory."""
-        return len(self._tree)
+    @property
+    def turns(self) -> int:
+        """How many turns are held in memory, at most `max_turns`."""
+        return self._tree.turns
 
     def place(self, view: RequestView, now: float) -> Placement:
         """Where this request belongs. The tree changes only by `commit`."""
@@ -160,11 +161,14 @@ class Tracker:
         if _says_retry(view.headers):
             same = self._tree.by_request(view.owner, history.request_hash)
             prefer = frozenset(node.parent_id for node in same if node.parent_id is not None)
+        first_reply = next((m.end for m in history.marks if m.node), None)
         for mark in reversed(history.marks):
             # A turn without a visible reply has the hash of its own request: without anything
-            # new behind it this is that request once more.
+            # new behind it this is that request once more. And without a name or any reply before
+            # it nothing tells it from somebody else's question in the same words.
             fresh = mark.end < history.fresh_end
-            for node_hash in (mark.node, mark.empty if fresh else ""):
+            known = session_id is not None or (first_reply is not None and first_reply <= mark.end)
+            for node_hash in (mark.node, mark.empty if fresh and known else ""):
                 if node_hash:
                     found = self._tree.by_history(view.owner, node_hash, session_id)
                     node = _choose(found, history.system_hash, prefer)

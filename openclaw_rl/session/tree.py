@@ -89,7 +89,9 @@ class Tree:
         self._likenesses = Index()
         self._requests = Index()
 
-    def __len__(self) -> int:
+    @property
+    def turns(self) -> int:
+        """How many turns are held."""
         return len(self._turns)
 
     def add(self, node: Node) -> None:

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+
+from openclaw_rl.session.identity import identify, is_conversation, is_named
+from openclaw_rl.session.tracker import Tracker
+from openclaw_rl.session.types import RequestView
+from tests.session.helpers import Client, assistant, system, tool, user, view
+
+UUID = "93f4cc03-afa7-4f51-aee5-891ae8ebd937"
+Q, A = user("hello"), assistant("hi")
+
+
+def who(headers=None, hints=None, key_session=None):
+    found = identify(RequestView((), headers or {}, "", hints, key_session))
+    return found and (found.session_id, found.source)
+
+
+def test_the_ladder():
+    headers = {"x-session-id": "a", "session_id": "b", "x-session-affinity": "c"}
+    hints = {"prompt_cache_key": "d", "metadata": {"session_id": "e"}, "user": "f"}
+    assert who(headers, hints, "g") == ("a", "header:x-session-id")
+    assert who({"session_id": "b", "x-session-affinity": "c"}, hints) == ("b", "header:session_id")
+    assert who({"x-session-affinity": "c"}, hints) == ("c", "header:x-session-affinity")
+    assert who({}, hints, "g") == ("d", "body:prompt_cache_key")
+    del hints["prompt_cache_key"]
+    assert who({}, hints, "g") == ("e", "body:metadata.session_id")
+    del hints["metadata"]
+    assert who({}, hints, "g") == ("f", "body:user")
+    assert who({}, {}, "g") == ("g", "key")
+    assert who({"x-client-request-id": UUID}) is None
+
+
+@pytest.mark.parametrize("value", ["", " ", "unknown", "undefined", "NULL", "None", "a\x00b"])
+def test_a_placeholder_is_no_name(value):
+    assert who({"x-session-id": value, "session_id": "real"}) == ("real", "header:session_id")
+    assert who({}, {"user": value}) is None
+
+
+def test_the_counter_of_openclaw_is_no_part_of_the_name():
+    assert who({"x-session-affinity": f"{UUID}:3"}) == (UUID, "header:x-session-affinity")
+    assert who({}, {"prompt_cache_key": f"{UUID}:0"}) == (UUID, "body:prompt_cache_key")
+    assert who({"x-session-id": "agent:main:3"}) == ("agent:main:3", "header:x-session-id")
+
+
+def test_odd_hints_are_no_names():
+    assert who({}, {"user": 3, "metadata": ["x"], "prompt_cache_key": None}) is None
+    assert who({}, {"metadata": {"session_id": {"a": 1}}}) is None
+    assert who({"x-session-id": "x" * 10_000}) is None
+
+
+def test_what_counts_as_a_name():
+    assert is_named("key")
+    assert is_named("body:user")
+    assert not is_named("history")
+    assert is_conversation("header:x-session-id")
+    assert not is_conversation("body:user")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Pre-compaction memory flush. Store durable memories only in memory/x.md", "memory-flush"),
+        ("[Mon 2026-11-30 01:29 UTC] Pre-compaction memory flush.", "memory-flush"),
+        ("Based on this conversation, generate a short 1-2 word filename slug", "slug"),
+        ("Notes\n\nA new session was started via /new or /reset. Greet the user.", "greeting"),
+        ("Read HEARTBEAT.md if it exists (workspace context). Follow it strictly.", "heartbeat"),
+        ("### Task:\nGenerate a concise title\n<chat_history>\nx\n</chat_history>", "chat-ui-task"),
+    ],
+)  # fmt: skip
+def test_housekeeping_is_side_and_gives_no_next_state(text, reason):
+    client = Client()
+    client.turn(view(Q, session="s", has_tools=True), A)
+    placement = client.place(view(Q, A, user(text), session="s", has_tools=True))
+    assert (placement.kind, placement.kind_reason) == ("side", f"pattern:{reason}")
+    assert placement.parent_id == "t1"
+    assert placement.next_state is None
+
+
+def test_the_second_hop_of_housekeeping_is_side_and_the_user_comes_back_as_main():
+    client = Client()
+    client.turn(view(Q, session="s", has_tools=True), A)
+    flush = user("Pre-compaction memory flush. Store durable memories.")
+    call = assistant(None, ("c", "write", "{}"))
+    client.turn(view(Q, A, flush, session="s", has_tools=True), call)
+    hop = client.place(view(Q, A, flush, call, tool("c", "ok"), session="s", has_tools=True))
+    assert (hop.kind, hop.parent_id, hop.next_state) == ("side", "t2", None)
+    back = client.place(view(Q, A, user("on"), session="s", has_tools=True))
+    assert (back.kind, back.parent_id, back.next_state.turn_id) == ("main", "t1", "t1")
+
+
+def test_a_conversation_behind_a_greeting_is_main():
+    client = Client()
+    greeting = user("A new session was started via /new or /reset. Greet the user.")
+    client.turn(view(greeting, session="s", has_tools=True), assistant("Hey!"))
+    placement = client.place(
+        view(greeting, assistant("Hey!"), user("hi"), session="s", has_tools=True)
+    )
+    assert (placement.kind, placement.parent_id, placement.next_state) == ("main", "t1", None)
+
+
+def test_the_header_wins_over_everything():
+    client = Client()
+    heartbeat = user("Read HEARTBEAT.md if it exists.")
+    assert client.place(view(heartbeat, headers={"x-turn-type": "main"})).kind == "main"
+    client.turn(view(Q, session="s", headers={"x-turn-type": "main"}), A)
+    placement = client.place(view(Q, A, user("x"), session="s", headers={"x-turn-type": "Side"}))
+    assert (placement.kind, placement.next_state) == ("side", None)
+
+
+def test_who_names_turns_and_then_does_not_is_side_when_in_doubt():
+    client = Client()
+    agent = {"user-agent": "OpenAI/JS 7"}
+    assert client.place(view(Q, headers=agent)).kind == "main"
+    client.turn(view(Q, session="s", headers={**agent, "x-turn-type": "main"}), A)
+    assert client.place(view(user("odd job"), headers=agent)).kind == "side"
+    extends = client.place(view(Q, A, user("x"), session="s", headers=agent))
+    assert extends.kind == "main"  # no doubt about this one
+    assert client.place(view(user("chat"), headers={"user-agent": "curl"})).kind == "main"
+    assert client.place(view(user("chat"), owner="other", headers=agent)).kind == "main"
+
+
+def test_unnamed_can_be_set():
+    assert Client(Tracker(unnamed="side")).place(view(Q)).kind == "side"
+    client = Client(Tracker(unnamed="main"))
+    client.turn(view(Q, headers={"x-turn-type": "main"}), A)
+    assert client.place(view(user("odd job"))).kind == "main"
+
+
+def test_a_request_without_tools_that_opens_beside_turns_with_tools_is_side():
+    client = Client()
+    client.turn(view(Q, session="s", has_tools=True), A)
+    placement = client.place(view(system("Name this chat."), user("hello"), session="s"))
+    assert placement.kind == "side"
+    assert client.place(view(user("new topic"), session="s", has_tools=True)).kind == "main"
+
+
+def test_nothing_but_a_system_text_is_side():
+    assert Client().place(view(system("x"))).kind == "side"
+
+
+def test_a_side_turn_gets_no_next_state():
+    client = Client()
+    client.turn(view(Q, session="s", headers={"x-turn-type": "side"}), A)
+    placement = client.place(view(Q, A, user("x"), session="s", headers={"x-turn-type": "main"}))
+    assert (placement.kind, placement.parent_id, placement.next_state) == ("main", "t1", None)

@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from openclaw_rl.session.tracker import Tracker
+from openclaw_rl.session.types import NodeState
+from tests.session.helpers import Client, assistant, system, texts, tool, user, view
+
+Q, A = user("hello"), assistant("hi, what can I do?")
+
+
+def test_case_12_two_users_who_say_the_same_stay_apart():
+    client = Client()
+    first, t1 = client.turn(view(Q), A)
+    second, t2 = client.turn(view(Q), assistant("good day"))
+    assert first.session_id != second.session_id
+    assert (first.source, second.source) == ("new", "new")
+    one = client.place(view(Q, A, user("for one")))
+    two = client.place(view(Q, assistant("good day"), user("for two")))
+    assert (one.parent_id, texts(one), one.session_id) == (t1, ["for one"], first.session_id)
+    assert (two.parent_id, texts(two), two.session_id) == (t2, ["for two"], second.session_id)
+    assert one.source == "history"
+
+
+def test_case_12_identical_twins_are_continued_one_after_the_other():
+    client = Client()
+    _, t1 = client.turn(view(Q), A)
+    _, t2 = client.turn(view(Q), A)
+    one, _ = client.turn(view(Q, A, user("one")), assistant("1"))
+    two, _ = client.turn(view(Q, A, user("two")), assistant("2"))
+    assert (one.parent_id, texts(one)) == (t1, ["one"])
+    assert (two.parent_id, texts(two)) == (t2, ["two"])
+    assert one.session_id != two.session_id
+
+
+def test_case_12_nothing_tells_whose_empty_reply_it_was():
+    client = Client()
+    client.turn(view(Q), assistant(""))
+    placement = client.place(view(Q, user("more")))
+    assert (placement.parent_id, placement.next_state) == (None, None)
+    _, t2 = client.turn(view(Q, A, user("x")), assistant(""))
+    assert client.place(view(Q, A, user("x"), user("y"))).parent_id == t2
+
+
+def test_the_system_text_breaks_ties_and_nothing_else():
+    client = Client()
+    _, t1 = client.turn(view(system("for A"), Q), A)
+    _, t2 = client.turn(view(system("for B"), Q), A)
+    assert client.place(view(system("for B"), Q, A, user("x"))).parent_id == t2
+    assert client.place(view(system("another"), Q, A, user("x"))).parent_id == t1
+
+
+def test_owners_never_meet():
+    client = Client()
+    client.turn(view(Q, owner="a"), A)
+    placement = client.place(view(Q, A, user("x"), owner="b"))
+    assert (placement.parent_id, placement.next_state) == (None, None)
+    client.turn(view(Q, owner="a", session="s"), A)
+    assert client.place(view(Q, A, user("x"), owner="b", session="s")).parent_id is None
+
+
+def test_named_sessions_never_meet():
+    client = Client()
+    client.turn(view(Q, session="one"), A)
+    client.turn(view(Q), A)
+    placement = client.place(view(Q, A, user("x"), session="two"))
+    assert (placement.session_id, placement.parent_id, placement.next_state) == ("two", None, None)
+
+
+def test_an_unnamed_request_joins_the_named_session_that_it_extends():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="one"), A)
+    placement = client.place(view(Q, A, user("x")))
+    assert (placement.session_id, placement.parent_id) == ("one", t1)
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-stainless-retry-count": "1"}, {"x-retry": "true"}])
+def test_case_13_the_same_request_twice_is_one_turn(headers):
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    _, t2 = client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
+    again = client.place(view(Q, A, user("x"), session="s", headers=headers))
+    assert (again.retried_id, again.parent_id, again.next_state) == (t2, t1, None)
+    t3 = client.commit(again, assistant("z"))
+    # Whichever reply the client kept, only the one that was not repeated is judged.
+    kept = client.place(view(Q, A, user("x"), assistant("z"), user("w"), session="s"))
+    assert (kept.parent_id, texts(kept)) == (t3, ["w"])
+    old = client.place(view(Q, A, user("x"), assistant("y"), user("w"), session="s"))
+    assert (old.parent_id, old.next_state) == (t2, None)
+    third = client.place(view(Q, A, user("x"), session="s"))
+    assert third.retried_id == t3
+
+
+def test_case_13_without_any_name():
+    client = Client()
+    client.turn(view(Q), A)
+    _, t2 = client.turn(view(Q, A, user("x")), assistant("y"))
+    assert client.place(view(Q, A, user("x"))).retried_id == t2
+    assert client.place(view(Q)).retried_id is None  # somebody else may say hello
+
+
+def test_case_13_an_opening_without_any_name_needs_the_retry_header():
+    client = Client()
+    first, t1 = client.turn(view(Q), A)
+    retry = view(Q, headers={"x-stainless-retry-count": "2"})
+    placement = client.place(retry)
+    assert (placement.retried_id, placement.session_id) == (t1, first.session_id)
+    client.now += 3600
+    assert client.place(retry).retried_id is None
+    client.turn(view(Q), A)
+    client.turn(view(Q), A)
+    assert client.place(retry).retried_id is None  # whose retry would it be?
+
+
+def test_case_13_a_user_name_is_no_conversation():
+    client = Client()
+    client.turn(view(Q, hints={"user": "u"}), A)
+    assert client.place(view(Q, hints={"user": "u"})).retried_id is None
+
+
+def test_case_13_a_repeated_user_message_after_nothing_is_no_feedback():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), assistant(""))
+    placement = client.place(view(Q, Q, session="s"))
+    assert (placement.parent_id, placement.next_state) == (t1, None)
+    again = client.place(view(Q, session="s"))
+    assert (again.retried_id, again.parent_id) == (t1, None)
+
+
+def test_a_turn_with_a_next_state_is_not_retried():
+    client = Client()
+    client.turn(view(Q, session="s"), A)
+    client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
+    placement = client.place(view(Q, session="s"))
+    assert (placement.retried_id, placement.parent_id) == (None, None)
+
+
+def test_case_14_both_tool_results_are_the_next_state():
+    client = Client()
+    calls = assistant(None, ("c1", "f", "{}"), ("c2", "g", "{}"))
+    _, t1 = client.turn(view(Q, session="s"), calls)
+    results = (tool("c1", "Error: no such file"), tool("c2", "ok"))
+    placement = client.place(view(Q, calls, *results, session="s"))
+    assert placement.next_state is not None
+    assert placement.next_state.turn_id == t1
+    assert texts(placement) == ["Error: no such file", "ok"]
+
+
+def test_case_15_a_compaction_opens_a_new_trajectory():
+    client = Client()
+    client.turn(view(Q, session="s"), A)
+    summary = user("The conversation so far was compacted: they greeted each other.")
+    placement = client.place(view(summary, A, user("and now?"), session="s"))
+    assert placement.session_id == "s"
+    assert (placement.parent_id, placement.next_state, placement.matched) == (None, None, 0)
+    assert placement.kind == "main"
+
+
+def test_case_16_a_replay_in_other_words_is_the_same_conversation():
+    client = Client()
+    served = {
+        "role": "assistant",
+        "content": "Look:\n",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": "call_1-a", "type": "function",
+             "function": {"name": "f", "arguments": '{"b":  1, "a": "é"}'}},
+        ],
+    }  # fmt: skip
+    _, t1 = client.turn(view(user("go"), session=None), served)
+    replayed = assistant("<think>hm</think>\nLook:", ("call1a", "f", '{"a":"\\u00e9","b":1}'))
+    asked = {"role": "user", "content": [{"type": "text", "text": "go"}]}
+    placement = client.place(view(asked, replayed, tool("call1a", "done")))
+    assert (placement.parent_id, texts(placement)) == (t1, ["done"])
+
+
+def test_case_16_other_arguments_are_another_conversation():
+    client = Client()
+    client.turn(view(user("go")), assistant(None, ("c", "f", '{"a": 1}')))
+    other = assistant(None, ("c", "f", '{"a": 2}'))
+    assert client.place(view(user("go"), other, tool("c", "x"))).parent_id is None
+
+
+def test_case_16_history_that_is_reworded_in_the_middle_is_still_recognised():
+    client = Client()
+    client.turn(view(Q, session="s"), A)
+    queued = user("Queued user message (retry): do it")
+    _, t2 = client.turn(view(Q, A, queued, session="s"), assistant("done, it is there"))
+    restored = (Q, A, user("do it"), assistant("done, it is there"), user("thanks"))
+    placement = client.place(view(*restored, session="s"))
+    assert (placement.parent_id, texts(placement)) == (t2, ["thanks"])
+    assert placement.matched == 0  # the texts before the reply are not the same
+    assert placement.known_replies[3] == t2
+    assert client.place(view(*restored, session="other")).parent_id is None
+
+
+def test_case_17_two_requests_at_once_are_two_branches():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    left = client.place(view(Q, A, user("left"), session="s"))
+    right = client.place(view(Q, A, user("right"), session="s"))
+    tl, tr = client.commit(left, assistant("l")), client.commit(right, assistant("r"))
+    assert (left.parent_id, right.parent_id) == (t1, t1)
+    on_left = client.place(view(Q, A, user("left"), assistant("l"), user("x"), session="s"))
+    on_right = client.place(view(Q, A, user("right"), assistant("r"), user("y"), session="s"))
+    assert (on_left.parent_id, texts(on_left)) == (tl, ["x"])
+    assert (on_right.parent_id, texts(on_right)) == (tr, ["y"])
+
+
+def test_a_second_continuation_is_a_branch_without_feedback():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    client.turn(view(Q, A, user("first"), session="s"), assistant("1"))
+    branch = client.place(view(Q, A, user("second"), session="s"))
+    assert (branch.parent_id, branch.next_state, branch.matched) == (t1, None, 2)
+
+
+def test_case_18_memory_is_bounded_and_old_sessions_go_first():
+    client = Client(Tracker(max_turns=10))
+    for n in range(30):
+        client.turn(view(user(f"q{n}"), session="kept"), assistant(f"a{n}"))
+        client.turn(view(user("q"), session=f"s{n}"), assistant("a"))
+    assert client.tracker.turns == 10
+    last = client.place(view(user("q29"), assistant("a29"), user("x"), session="kept"))
+    assert last.parent_id is not None
+    gone = client.place(view(user("q"), assistant("a"), user("x"), session="s0"))
+    assert gone.parent_id is None
+
+
+def test_case_18_one_endless_session_forgets_its_beginning():
+    client = Client(Tracker(max_turns=5))
+    history = [user("q0")]
+    for n in range(20):
+        placement, turn = client.turn(view(*history, session="s"), assistant(f"a{n}"))
+        assert placement.parent_id == (f"t{n}" if n else None)
+        assert turn == f"t{n + 1}"
+        history += [assistant(f"a{n}"), user(f"q{n + 1}")]
+    assert client.tracker.turns == 5
+    assert not client.tracker._tree._histories.get(("", client.hashes["t1"]))
+
+
+def test_case_18_evicted_turns_leave_nothing_behind():
+    tracker = Tracker(max_turns=1)
+    client = Client(tracker)
+    for n in range(50):
+        client.turn(view(user(f"q{n}"), session=f"s{n}"), assistant("a"))
+    tree = tracker._tree
+    for index in (tree._histories, tree._in_session, tree._likenesses, tree._requests):
+        assert len(index._nodes) == 1
+    assert len(tree._sessions) == 1
+
+
+def test_case_19_the_last_turn_has_no_next_state():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    opened = client.place(view(user("something else"), session="s"))
+    assert (opened.parent_id, opened.next_state) == (None, None)
+    assert t1
+
+
+def test_case_20_a_request_without_news_continues_without_feedback():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    internal = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
+    for tail in ((), (internal,), (assistant(""),)):
+        placement = client.place(view(Q, A, *tail, session="s"))
+        assert (placement.parent_id, placement.next_state) == (t1, None)
+    mixed = user(internal["content"] + "\nand please hurry")
+    assert texts(client.place(view(Q, A, mixed, session="s"))) == ["and please hurry"]
+
+
+def test_the_next_state_ends_at_the_next_reply_of_anybody():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    foreign = assistant("said by a command of the agent")
+    placement = client.place(view(Q, A, user("/status"), foreign, user("ok"), session="s"))
+    assert (placement.parent_id, texts(placement)) == (t1, ["/status"])
+    placement = client.place(view(Q, A, foreign, user("ok"), session="s"))
+    assert (placement.parent_id, placement.next_state) == (t1, None)
+
+
+def test_case_25_known_replies_name_each_turn_of_the_history():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    _, t2 = client.turn(view(Q, A, user("x"), session="s"), assistant("<think>a</think>y"))
+    placement = client.place(view(system("new"), Q, A, user("x"), assistant("y"), user("z"),
+                                  session="s"))  # fmt: skip
+    assert placement.known_replies == {2: t1, 4: t2}
+    assert placement.matched == 5
+
+
+def test_restore_gives_the_same_placements():
+    client = Client()
+    states: list[NodeState] = []
+
+    def turn(request, reply):
+        placement, turn_id = client.turn(request, reply)
+        states.append(
+            NodeState(turn_id, placement.session_id, placement.source, placement.owner,
+                      placement.kind, placement.parent_id, client.hashes[turn_id],
+                      placement.request_hash, False, client.now)
+        )  # fmt: skip
+        if placement.next_state:
+            at = next(i for i, s in enumerate(states) if s.turn_id == placement.next_state.turn_id)
+            states[at] = replace(states[at], has_next_state=True)
+
+    turn(view(Q, session="s"), A)
+    turn(view(Q, A, user("x"), session="s"), assistant("y"))
+    turn(view(Q), A)
+    again = Tracker()
+    again.restore(reversed(states))
+    for request in (
+        view(Q, A, user("x"), session="s"),
+        view(Q, A, user("x"), assistant("y"), user("z"), session="s"),
+        view(Q, A, user("other"), session="s"),
+        view(Q, A, user("w")),
+    ):
+        assert again.place(request, 99.0) == client.tracker.place(request, 99.0)
+
+
+def test_forget_session():
+    client = Client()
+    client.turn(view(Q, session="s", owner="a"), A)
+    client.turn(view(Q, session="s", owner="b"), A)
+    client.tracker.forget_session("s", owner="a")
+    assert client.place(view(Q, A, user("x"), session="s", owner="a")).parent_id is None
+    assert client.place(view(Q, A, user("x"), session="s", owner="b")).parent_id == "t2"
+    client.tracker.forget_session("s")
+    assert client.tracker.turns == 0
+
+
+def test_placing_does_not_change_the_tree():
+    client = Client()
+    client.turn(view(Q, session="s"), A)
+    request = view(Q, A, user("x"), session="s")
+    assert client.place(request) == client.place(request)
+    assert client.tracker.turns == 1
+
+
+def test_the_cost_of_a_request_is_linear_in_its_length():
+    def seconds(turns: int) -> float:
+        client = Client()
+        history = [user("q")]
+        for n in range(turns):
+            if n >= turns - 3:
+                client.turn(view(*history, session="s"), assistant(f"a{n}"))
+            history += [assistant(f"a{n}"), user(f"q{n}")]
+        best = min(_timed(lambda: client.place(view(*history, session="s"))) for _ in range(5))
+        assert client.place(view(*history, session="s")).parent_id is not None
+        return best
+
+    assert seconds(4000) < 25 * seconds(400)
+
+
+def _timed(action) -> float:
+    begin = time.process_time()
+    action()
+    return time.process_time() - begin
+
+
+def test_each_message_is_hashed_once(monkeypatch):
+    from openclaw_rl.session import canonical
+
+    seen: list[int] = []
+    original = canonical.digest
+    monkeypatch.setattr(canonical, "digest", lambda m: (seen.append(id(m)), original(m))[1])
+    messages = [user("q"), assistant("a"), user("r"), assistant("b"), user("s")]
+    Client().place(view(*messages, session="s"))
+    assert sorted(seen) == sorted(id(m) for m in messages)
