@@ -116,15 +116,16 @@ def slot_attention(
     sizes = plan.counts if not plan.pad else [*plan.counts, plan.pad]
     rows = len(plan.counts)
     k_new, v_new = plan.k_new[layer], plan.v_new[layer]
-    torch._foreach_copy_(  # type: ignore[attr-defined]
-        [*k_new, *v_new], [*key[0].split(sizes, 1)[:rows], *value[0].split(sizes, 1)[:rows]]
+    torch._foreach_copy_(
+        [*k_new, *v_new],
+        [*torch.split(key[0], sizes, 1)[:rows], *torch.split(value[0], sizes, 1)[:rows]],
     )
     window = sliding_window or 0
     # A row of one token: its query heads of a group stand where a longer row has its tokens.
-    grouped = query.view(kv_heads, group, -1, query.shape[-1]).permute(2, 0, 1, 3).split(sizes)
+    grouped = query.view(kv_heads, group, -1, query.shape[-1]).permute(2, 0, 1, 3)
     outs: list[torch.Tensor] = []
     for i, (q, k, v) in enumerate(
-        zip(grouped[:rows], plan.k_all[layer], plan.v_all[layer], strict=True)
+        zip(torch.split(grouped, sizes)[:rows], plan.k_all[layer], plan.v_all[layer], strict=True)
     ):
         count = plan.counts[i]
         if count == 1:

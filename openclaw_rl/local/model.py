@@ -140,7 +140,7 @@ class LoadedModel:
 
         wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 str(path), dtype=wanted, attn_implementation="sdpa"
             )
         except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +23,15 @@ from typing import Any
 from aiohttp import web
 
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
-from openclaw_rl.local.engine import EngineCore
+from openclaw_rl.local.engine import EngineCore, PauseMode
 from openclaw_rl.local.request import Chunk, GenerateRequest, TokenScore, parse_generate
 
 _MAX_BODY = 64 << 20  # a million token ids as JSON take about 8 MB
-_PAUSE_MODES = ("abort", "retract", "in_place")
+_PAUSE_MODES: dict[Any, PauseMode] = {
+    "abort": "abort",
+    "retract": "retract",
+    "in_place": "in_place",
+}
 
 
 def _pairs(scores: Iterable[TokenScore]) -> list[list[Any]]:
@@ -49,18 +54,19 @@ class Reply:
     cached_tokens: int = 0
     finish: dict[str, Any] | None = None
 
-    def add(self, chunk: Chunk) -> None:
-        self.version = chunk.version
-        self.cached_tokens = chunk.cached_tokens
-        self.finish = chunk.finish
-        if chunk.prompt is not None:
-            self.prompt = chunk.prompt
-        if chunk.tokens:
-            self.scores.extend(chunk.tokens)
-            if self.versions and self.versions[-1][0] == chunk.version:
-                self.versions[-1][1] += len(chunk.tokens)
-            else:
-                self.versions.append([chunk.version, len(chunk.tokens)])
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            self.version = chunk.version
+            self.cached_tokens = chunk.cached_tokens
+            self.finish = chunk.finish
+            if chunk.prompt is not None:
+                self.prompt = chunk.prompt
+            if chunk.tokens:
+                self.scores.extend(chunk.tokens)
+                if self.versions and self.versions[-1][0] == chunk.version:
+                    self.versions[-1][1] += len(chunk.tokens)
+                else:
+                    self.versions.append([chunk.version, len(chunk.tokens)])
 
     def body(self, start: int = 0) -> dict[str, Any]:
         """The reply with output from token `start` on."""
@@ -92,27 +98,49 @@ class Reply:
         return {"output_ids": [s.token for s in scores], "meta_info": meta}
 
 
+class _Inbox:
+    """The chunks of one request that were not taken yet."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[Chunk] = deque()
+        self.filled = asyncio.Event()
+
+    def put(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.filled.set()
+
+    async def take(self) -> list[Chunk]:
+        """All that is there (at least one chunk), up to the next change of version."""
+        await self.filled.wait()
+        taken = [self.chunks.popleft()]
+        while self.chunks and self.chunks[0].version == taken[0].version:
+            taken.append(self.chunks.popleft())
+        if not self.chunks:
+            self.filled.clear()
+        return taken
+
+
 class _Mailbox:
     """Brings chunks from the engine thread into one event loop: one wake-up a step."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.queues: dict[str, asyncio.Queue[Chunk]] = {}
+        self.inboxes: dict[str, _Inbox] = {}
 
-    def open(self, rid: str) -> asyncio.Queue[Chunk]:
-        if rid in self.queues:
+    def open(self, rid: str) -> _Inbox:
+        if rid in self.inboxes:
             raise EngineRefused(400, "a request with this rid is under way")
-        self.queues[rid] = asyncio.Queue()
-        return self.queues[rid]
+        self.inboxes[rid] = _Inbox()
+        return self.inboxes[rid]
 
     def deliver(self, chunks: list[tuple[str, Chunk]]) -> None:
         self.loop.call_soon_threadsafe(self._sort, chunks)
 
     def _sort(self, chunks: list[tuple[str, Chunk]]) -> None:
         for rid, chunk in chunks:
-            queue = self.queues.get(rid)
-            if queue is not None:
-                queue.put_nowait(chunk)
+            inbox = self.inboxes.get(rid)
+            if inbox is not None:  # else nobody reads it any more
+                inbox.put(chunk)
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -134,7 +162,7 @@ class _Routes:
         try:
             body = json.loads(await http.read())
             request = parse_generate(body, policy=policy, vocab_size=self.core.model.vocab_size)
-            queue = self.mailbox.open(request.rid)
+            inbox = self.mailbox.open(request.rid)
         except (ValueError, EngineRefused) as error:
             return _error(400, str(error))
         done = False
@@ -142,10 +170,10 @@ class _Routes:
             self.core.submit(request, self.mailbox.deliver)
             reply = Reply(request)
             if request.stream:
-                response = await self._stream(http, reply, queue)
+                response = await self._stream(http, reply, inbox)
             else:
                 while reply.finish is None:
-                    reply.add(await queue.get())
+                    reply.add(await inbox.take())
                 status = _status(reply.finish)
                 response = (
                     web.json_response(reply.body())
@@ -161,23 +189,16 @@ class _Routes:
             done = True
             return _error(503, str(error))
         finally:
-            self.mailbox.queues.pop(request.rid, None)
+            self.mailbox.inboxes.pop(request.rid, None)
             if not done:  # the client went away, or the server stops
                 self.core.abort(request.rid)
 
-    async def _stream(
-        self, http: web.Request, reply: Reply, queue: asyncio.Queue[Chunk]
-    ) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, reply: Reply, inbox: _Inbox) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         sent = 0
         while reply.finish is None:
-            reply.add(await queue.get())
-            # What has piled up goes out together, but never two versions in one chunk.
-            while reply.finish is None and not queue.empty():
-                if queue._queue[0].version != reply.version:  # type: ignore[attr-defined]
-                    break
-                reply.add(queue.get_nowait())
+            reply.add(await inbox.take())
             body = reply.body(sent if self.incremental else 0)
             sent = len(reply.scores)
             await response.write(b"data: " + json.dumps(body).encode() + b"\n\n")
@@ -214,8 +235,8 @@ class _Routes:
         return web.Response(status=200)
 
     async def pause(self, http: web.Request) -> web.Response:
-        mode = (await _object(http)).get("mode") or "abort"
-        if mode not in _PAUSE_MODES:
+        mode = _PAUSE_MODES.get((await _object(http)).get("mode") or "abort")
+        if mode is None:
             return _error(400, f"mode must be one of {', '.join(_PAUSE_MODES)}")
         await asyncio.wrap_future(self.core.pause(mode))
         return web.json_response({"status": "ok", "message": f"paused ({mode})"})

@@ -1,4 +1,4 @@
-"""What the engine's tests share: a core over the tiny model, and a caller that waits for replies."""
+"""What the engine's tests share: a caller that waits for replies, and a plain reference."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class Caller:
                 answer.done.set()
 
     def send(self, ids: list[int], *, policy: bool = True, **values) -> Answer:
-        names = {k: values.pop(k) for k in list(values) if k in GenerateRequest.__dataclass_fields__}
+        fields = GenerateRequest.__dataclass_fields__
+        names = {k: values.pop(k) for k in list(values) if k in fields}
         values.setdefault("ignore_eos", True)
         values.setdefault("max_new_tokens", 8)
         request = GenerateRequest(

@@ -1,0 +1,273 @@
+"""The engine over HTTP, as SGLang's clients see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+
+import aiohttp
+import pytest
+
+from openclaw_rl.local.engine import EngineCore, EngineLimits
+from openclaw_rl.local.model import LoadedModel, LoraSpec
+from openclaw_rl.local.server import serve_engine
+from tests.fakes.model import tiny_model
+from tests.local.engine_kit import random_adapter
+
+PROMPT = list(range(7, 60))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tiny_model(tmp_path_factory.mktemp("model"), scale=3.0, context_length=2048)
+    return LoadedModel.load(path, lora=LoraSpec(rank=4, alpha=8))
+
+
+@pytest.fixture
+def core(model):
+    core = EngineCore(model, limits=EngineLimits(prefill_tokens=64), threads=1, seed=1).start()
+    yield core
+    core.stop()
+
+
+@pytest.fixture
+async def server(core):
+    server = await serve_engine(core)
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def http(server):
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def body(ids=PROMPT, **values):
+    names = ("rid", "stream", "logprob_start_len", "top_logprobs_num", "token_ids_logprob")
+    top = {name: values.pop(name) for name in names if name in values}
+    sampling = {"ignore_eos": True, "max_new_tokens": 6, **values}
+    return {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, **top}
+
+
+async def post(http, url, value):
+    async with http.post(url, json=value) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text.startswith("{") else text
+
+
+async def events(response):
+    async for line in response.content:
+        if line.startswith(b"data: {"):
+            yield json.loads(line[6:])
+
+
+async def test_a_reply_has_sglangs_form(http, server):
+    status, reply = await post(http, f"{server.url}/generate", body(rid="r1", top_logprobs_num=2))
+    meta = reply["meta_info"]
+    assert status == 200
+    assert len(reply["output_ids"]) == 6
+    assert [entry[1:] for entry in meta["output_token_logprobs"]] == [
+        [i, None] for i in reply["output_ids"]
+    ]
+    assert all(entry[0] <= 0 for entry in meta["output_token_logprobs"])
+    assert [len(top) for top in meta["output_top_logprobs"]] == [2] * 6
+    assert meta["input_token_logprobs"] == []
+    assert meta["id"] == "r1"
+    assert meta["finish_reason"] == {"type": "length", "length": 6}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(PROMPT), 6)
+    assert meta["weight_version"] == "0"
+    assert meta["weight_versions"] == [["0", 6]]
+
+
+async def test_a_stream_is_cumulative_and_ends_with_done(http, server):
+    async with http.post(f"{server.url}/generate", json=body(stream=True)) as response:
+        seen, raw = [], await response.text()
+    for line in raw.splitlines():
+        if line.startswith("data: {"):
+            seen.append(json.loads(line[6:]))
+    assert raw.endswith("data: [DONE]\n\n")
+    for before, after in pairwise(seen):
+        assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+    assert len(seen[-1]["output_ids"]) == 6
+    assert [e["meta_info"]["finish_reason"] for e in seen[:-1]] == [None] * (len(seen) - 1)
+    assert seen[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+async def test_an_incremental_stream_gives_each_token_once(http, core):
+    server = await serve_engine(core, incremental_streaming_output=True)
+    async with http.post(f"{server.url}/generate", json=body(stream=True)) as response:
+        seen = [event async for event in events(response)]
+    assert sum(len(event["output_ids"]) for event in seen) == 6
+    assert sum(len(event["meta_info"]["output_token_logprobs"]) for event in seen) == 6
+    assert seen[-1]["meta_info"]["completion_tokens"] == 6
+    await server.close()
+
+
+async def test_scoring_and_the_base_prefix(http, server, core, model):
+    core.publish(4, random_adapter(model)).result()
+    scored = {}
+    for name, url in (("policy", server.url), ("base", server.base_url)):
+        _, reply = await post(
+            http,
+            f"{url}/generate",
+            body(max_new_tokens=0, logprob_start_len=3, token_ids_logprob=[9]),
+        )
+        meta = reply["meta_info"]
+        assert reply["output_ids"] == []
+        assert meta["input_token_logprobs"][0] == [None, PROMPT[3], None]
+        assert [entry[1] for entry in meta["input_token_logprobs"]] == PROMPT[3:]
+        assert meta["input_token_ids_logprobs"][0] is None
+        assert meta["input_token_ids_logprobs"][1][0][1] == 9
+        scored[name] = [entry[0] for entry in meta["input_token_logprobs"][1:]]
+        assert meta["weight_version"] == {"policy": "4", "base": "base"}[name]
+    assert max(abs(a - b) for a, b in zip(*scored.values(), strict=True)) > 0.01
+    async with http.get(f"{server.base_url}/model_info") as response:
+        assert (await response.json())["weight_version"] == "base"
+    async with http.get(f"{server.url}/get_model_info") as response:
+        info = await response.json()
+    assert info["weight_version"] == "4"
+    assert info["context_length"] == 2048
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [[1, 2]]}, "input_ids"),
+        ({"input_ids": [100000]}, "input_ids"),
+        ({"input_ids": [8], "rid": 3}, "rid"),
+        ({"input_ids": [8], "sampling_params": {"temperature": -1}}, "temperature"),
+        ({"input_ids": [8], "sampling_params": {"temperature": "hot"}}, "temperature"),
+        ({"input_ids": [8], "sampling_params": {"top_p": 0}}, "top_p"),
+        ({"input_ids": [8], "sampling_params": {"max_new_tokens": -3}}, "max_new_tokens"),
+        ({"input_ids": [8], "sampling_params": {"json_schema": "{}"}}, "json_schema"),
+        ({"input_ids": [8], "sampling_params": {"n": 2}}, "n must be 1"),
+        ({"input_ids": [8], "top_logprobs_num": 100000}, "top_logprobs_num"),
+        ({"input_ids": [8], "logprob_start_len": 5}, "logprob_start_len"),
+        ([1], "JSON object"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_by_name(http, server, value, words):
+    status, reply = await post(http, f"{server.url}/generate", value)
+    assert status == 400
+    assert words in reply["error"]["message"]
+
+
+async def test_a_prompt_beyond_the_context_is_refused_in_sglangs_words(http, server):
+    status, reply = await post(http, f"{server.url}/generate", body([9] * 2049))
+    assert status == 400
+    assert reply["error"]["message"] == (
+        "The input (2049 tokens) is longer than the model's context length (2048 tokens)."
+    )
+    status, reply = await post(http, f"{server.url}/generate", body([9] * 2047))
+    assert (status, len(reply["output_ids"])) == (200, 1)
+    status, _ = await post(http, f"{server.url}/generate", body([9] * 2048, max_new_tokens=0))
+    assert status == 200
+
+
+async def test_abort_ends_one_request_with_its_tokens_so_far(http, server, core):
+    url = f"{server.url}/generate"
+    async with http.post(url, json=body(rid="a", stream=True, max_new_tokens=1900)) as response:
+        other = asyncio.ensure_future(post(http, url, body(rid="b", max_new_tokens=30)))
+        got = 0
+        async for event in events(response):
+            got = len(event["output_ids"])
+            if got >= 3 and event["meta_info"]["finish_reason"] is None:
+                await post(http, f"{server.url}/abort_request", {"rid": "a"})
+        assert event["meta_info"]["finish_reason"]["type"] == "abort"
+        assert 3 <= got < 1900
+    assert len((await other)[1]["output_ids"]) == 30
+    status, _ = await post(http, f"{server.url}/abort_request", {})
+    assert status == 400
+
+
+async def test_case_07_pause_aborts_and_arrivals_wait(http, server):
+    url = f"{server.url}/generate"
+    first = asyncio.ensure_future(post(http, url, body(max_new_tokens=1900)))
+    await until_running(server, http, 1)
+    assert (await post(http, f"{server.url}/pause_generation", {}))[0] == 200
+    _, reply = await first
+    assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+    assert len(reply["output_ids"]) < 1900
+    second = asyncio.ensure_future(post(http, url, body()))
+    await until_waiting(server, http, 1)
+    assert not second.done()
+    assert (await post(http, f"{server.url}/continue_generation", {}))[0] == 200
+    assert len((await second)[1]["output_ids"]) == 6
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_the_gentle_pauses_end_nothing(http, server, mode):
+    first = asyncio.ensure_future(
+        post(http, f"{server.url}/generate", body(max_new_tokens=200, temperature=0))
+    )
+    await until_running(server, http, 1)
+    await post(http, f"{server.url}/pause_generation", {"mode": mode})
+    await post(http, f"{server.url}/continue_generation", {})
+    _, reply = await first
+    assert len(reply["output_ids"]) == 200
+    _, again = await post(http, f"{server.url}/generate", body(max_new_tokens=200, temperature=0))
+    assert again["output_ids"] == reply["output_ids"]
+    assert (await post(http, f"{server.url}/pause_generation", {"mode": "x"}))[0] == 400
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_ends_its_request(http, server, core, stream):
+    async with aiohttp.ClientSession() as other:
+        call = asyncio.ensure_future(
+            other.post(f"{server.url}/generate", json=body(stream=stream, max_new_tokens=1900))
+        )
+        await until_running(server, http, 1)
+        if stream:
+            (await call).close()
+        else:
+            call.cancel()
+    await until_running(server, http, 0)
+    assert core.load == (0, 0)
+
+
+async def test_health_and_flush(http, server, core):
+    async with http.get(f"{server.url}/health") as response:
+        assert response.status == 200
+    await post(http, f"{server.url}/generate", body())
+    assert core.pool.cached > 0
+    assert (await post(http, f"{server.url}/flush_cache", {}))[0] == 200
+    assert core.pool.cached == 0
+    core.stop()
+    async with http.get(f"{server.url}/health") as response:
+        assert response.status == 503
+    assert (await post(http, f"{server.url}/generate", body()))[0] == 503
+
+
+async def test_a_new_version_goes_live_inside_a_request(http, server, core, model):
+    url = f"{server.url}/generate"
+    per_token: list[str] = []
+    async with http.post(url, json=body(stream=True, max_new_tokens=1500)) as response:
+        async for event in events(response):
+            version = event["meta_info"]["weight_version"]
+            per_token.extend([version] * (len(event["output_ids"]) - len(per_token)))
+            if len(per_token) >= 5 and core.version == "0":
+                await asyncio.wrap_future(core.publish(1, random_adapter(model)))
+    meta = event["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 1500}
+    runs = meta["weight_versions"]
+    assert [version for version, _ in runs] == ["0", "1"]
+    assert per_token == ["0"] * runs[0][1] + ["1"] * runs[1][1]
+
+
+async def until_running(server, http, count):
+    await _until(server, http, "num_running_reqs", count)
+
+
+async def until_waiting(server, http, count):
+    await _until(server, http, "num_waiting_reqs", count)
+
+
+async def _until(server, http, name, count):
+    async with asyncio.timeout(30):
+        while True:
+            async with http.get(f"{server.url}/model_info") as response:
+                if (await response.json())[name] == count:
+                    return
