@@ -146,15 +146,16 @@ def _fit(parts: list[str], limit: int) -> list[str]:
     conversation, reply, following = parts
     if sum(map(len, parts)) <= limit:
         return parts
-    following = shorten(following, max(limit * 2 // 5, limit - len(conversation) - len(reply)))
-    reply = shorten(reply, max(limit * 7 // 20, limit - len(conversation) - len(following)))
-    room = max(limit - len(reply) - len(following), 0)
+    for_next = max(limit * 2 // 5, limit - len(conversation) - len(reply))
+    for_next = min(for_next, len(following))
+    for_reply = min(max(limit * 7 // 20, limit - len(conversation) - for_next), len(reply))
+    room = max(limit - for_reply - for_next, 0)
     if len(conversation) > room:
         # Its end explains the reply best.
         left_out = len(conversation) - room
         tail = conversation[len(conversation) - room :]
         conversation = f"[... {left_out} characters left out ...]\n{tail}"
-    return [conversation, reply, following]
+    return [conversation, shorten(reply, for_reply), shorten(following, for_next)]
 
 
 def transcript(messages: Sequence[Message]) -> str:

@@ -120,9 +120,12 @@ class JudgeWorker:
             return False
         if self._away:
             room = 1  # one turn finds out whether the endpoint is back
-        turns = await asyncio.to_thread(self._journal.claim, self._name, room, now, CLAIM_SECONDS)
+        # A name for each claim, so that only what is under way is renewed: a turn that could not
+        # be written back comes free by itself.
+        claim = f"{self._name}/{next(self._serial)}"
+        turns = await asyncio.to_thread(self._journal.claim, claim, room, now, CLAIM_SECONDS)
         for turn in turns:
-            task = asyncio.create_task(self._judge(turn))
+            task = asyncio.create_task(self._judge(turn, claim), name=claim)
             self._tasks.add(task)
             task.add_done_callback(self._ended)
         return bool(turns) and len(turns) == room
@@ -296,7 +299,8 @@ async def in_thread(function: Callable[..., Any], *values: Any) -> Any:
             future.set_exception(error)
 
     def work() -> None:
-        result, failure = None, None
+        result: Any = None
+        failure: Exception | None = None
         try:
             result = function(*values)
         except StopIteration:

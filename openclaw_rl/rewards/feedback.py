@@ -35,9 +35,18 @@ def opinion_of(
     explicit = [message for message in next_state if message.get("role") == "feedback"]
     if explicit:
         return _explicit(explicit[-1])
-    words = "\n".join(text_of(m) for m in next_state if m.get("role") == "user")
+    words = "\n".join(_said(m) for m in next_state if m.get("role") == "user")
     asked = reply is not None and text_of(reply).rstrip(" \n*_\"')").endswith("?")
     return read_opinion(words, reply_asked=asked)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """The user's words; parts that are no text are left out."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [part for part in content if isinstance(part, Mapping) and "text" in part]
+        return text_of({"content": content})
+    return text_of(message)
 
 
 def _explicit(message: Mapping[str, Any]) -> Opinion:

@@ -1,0 +1,169 @@
+"""Completions of judges: an engine's `/generate`, and OpenAI-compatible endpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.errors import EngineRefused, EngineUnavailable
+from openclaw_rl.judge.llm import ChatLLM, EngineLLM, is_overflow
+from openclaw_rl.judge.votes import VERDICT_SCHEMA
+from tests.fakes.engine import FakeEngine, Fault
+from tests.fakes.model import tiny_tokenizer
+from tests.judge.helpers import FakeChat
+
+MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": "data"}]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return ChatTokenizer.load(tiny_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def ask(llm, max_tokens=64):
+    return await llm.complete(
+        MESSAGES, schema=VERDICT_SCHEMA, temperature=0.3, max_tokens=max_tokens
+    )
+
+
+async def test_engine_completion_under_a_schema(chat, http) -> None:
+    async with FakeEngine(tokenizer=chat) as engine:
+        engine.say('{"why": "x", "verdict": 1}')
+        llm = EngineLLM(SGLangEngine(engine.url, http), chat)
+        completion = await ask(llm)
+        assert (completion.text, completion.finished) == ('{"why": "x", "verdict": 1}', True)
+        assert not completion.in_reasoning
+        request = engine.requests[0]
+        assert request.ids == chat.encode(chat.render(MESSAGES))
+        assert json.loads(request.sampling["json_schema"]) == VERDICT_SCHEMA
+        assert request.sampling["temperature"] == 0.3
+        assert await llm.count(MESSAGES) == len(request.ids)
+
+
+async def test_engine_without_schemas_is_asked_without(chat, http) -> None:
+    async with FakeEngine(tokenizer=chat) as engine:
+        engine.faults.append(Fault(status=400, message="json_schema is not supported"))
+        llm = EngineLLM(SGLangEngine(engine.url, http), chat)
+        for _ in range(2):
+            engine.say("verdict: 1")
+            assert (await ask(llm)).text == "verdict: 1"
+        assert ["json_schema" in r.sampling for r in engine.requests] == [True, False, False]
+
+
+async def test_engine_completion_cut_off(chat, http) -> None:
+    async with FakeEngine(tokenizer=chat) as engine:
+        engine.say("verdict: 1 and much more text")
+        completion = await ask(EngineLLM(SGLangEngine(engine.url, http), chat), max_tokens=3)
+        assert not completion.finished
+
+
+async def test_a_prompt_that_ends_in_reasoning_is_known(tmp_path: Path, http) -> None:
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}<think>\n"
+    chat = ChatTokenizer.load(tiny_tokenizer(tmp_path, template=template))
+    async with FakeEngine(tokenizer=chat) as engine:
+        engine.say("hm</think>verdict: 1")
+        completion = await ask(EngineLLM(SGLangEngine(engine.url, http), chat))
+        assert completion.in_reasoning
+        assert "json_schema" not in engine.requests[0].sampling
+
+
+async def test_a_template_without_a_system_role(tmp_path: Path, http) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    )
+    chat = ChatTokenizer.load(tiny_tokenizer(tmp_path, template=template))
+    async with FakeEngine(tokenizer=chat) as engine:
+        await ask(EngineLLM(SGLangEngine(engine.url, http), chat))
+        assert engine.requests[0].ids == chat.encode("[user] Judge.\n\ndata")
+
+
+async def test_engine_overflow_and_absence(chat, http) -> None:
+    async with FakeEngine(tokenizer=chat, context_length=20) as engine:
+        with pytest.raises(EngineRefused) as error:
+            await ask(EngineLLM(SGLangEngine(engine.url, http), chat))
+        assert is_overflow(error.value)
+    gone = SGLangEngine(lambda: None, http, wait_seconds=0.0)
+    with pytest.raises(EngineUnavailable):
+        await ask(EngineLLM(gone, chat))
+
+
+async def test_openai_completion(http) -> None:
+    async with FakeChat() as fake:
+        llm = ChatLLM(fake.url, http, model="m", api_key="k")
+        assert (await ask(llm)).text == fake.default
+        body = fake.bodies[0]
+        assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.3, 64)
+        assert body["response_format"]["json_schema"]["schema"] == VERDICT_SCHEMA
+        assert fake.headers[0]["authorization"] == "Bearer k"
+        assert await llm.count(MESSAGES) is None
+
+
+async def test_openai_address_forms(http) -> None:
+    async with FakeChat() as fake:
+        host = fake.url.removesuffix("/v1")
+        for url in (host, f"{host}/", f"{host}/v1/", f"{host}/v1/chat/completions"):
+            assert (await ask(ChatLLM(url, http))).finished
+
+
+async def test_openai_gives_up_what_the_endpoint_does_not_take(http) -> None:
+    def refuse(body):
+        if "max_tokens" in body:
+            return "use max_completion_tokens instead"
+        if "temperature" in body:
+            return "temperature must be 1"
+        return "response_format is unknown" if "response_format" in body else None
+
+    async with FakeChat() as fake:
+        fake.refuse = refuse
+        llm = ChatLLM(fake.url, http)
+        await ask(llm)
+        await ask(llm)
+        assert len(fake.bodies) == 5
+        assert fake.bodies[-1].keys() == {"messages", "max_completion_tokens"}
+
+
+async def test_openai_reasoning_and_cut_off(http) -> None:
+    async with FakeChat() as fake:
+        llm = ChatLLM(fake.url, http)
+        reasoning = {"content": None, "reasoning_content": "verdict: 1"}
+        fake.answers.append({"message": reasoning, "finish_reason": "stop"})
+        assert (await ask(llm)).text == ""
+        fake.answers.append({"message": {"content": "verdict: 1"}, "finish_reason": "length"})
+        assert not (await ask(llm)).finished
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_case_27_openai_away(http, status: int) -> None:
+    async with FakeChat() as fake:
+        fake.default = status
+        with pytest.raises(EngineUnavailable):
+            await ask(ChatLLM(fake.url, http))
+        url = fake.url
+    with pytest.raises(EngineUnavailable):
+        await ask(ChatLLM(url, http))
+
+
+async def test_openai_refusals(http) -> None:
+    async with FakeChat() as fake:
+        fake.default = 401
+        with pytest.raises(EngineRefused) as error:
+            await ask(ChatLLM(fake.url, http))
+        assert error.value.status == 401
+        assert not is_overflow(error.value)
+        fake.refuse = lambda body: "This model's maximum context length is 10 tokens. SECRET"
+        with pytest.raises(EngineRefused) as error:
+            await ask(ChatLLM(fake.url, http))
+        assert is_overflow(error.value)
+        assert "SECRET" not in str(error.value)

@@ -1,0 +1,59 @@
+"""What reward functions may return."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from openclaw_rl.judge.outcome import BadReward, Outcome, read_outcome
+
+
+class Number:
+    def __float__(self) -> float:
+        return 0.25
+
+
+def test_numbers() -> None:
+    assert read_outcome(1, 3) == Outcome(score=1.0)
+    assert read_outcome(None, 3) == Outcome(score=None)
+    assert read_outcome(Number(), 3).score == 0.25
+
+
+def test_dicts() -> None:
+    outcome = read_outcome({"score": -1, "hint": " x "}, 3)
+    assert (outcome.score, outcome.hint, outcome.asked_teacher) == (-1.0, "x", False)
+    outcome = read_outcome({"teacher_log_probs": [-1, None, float("-inf")]}, 3)
+    assert outcome.score is None
+    assert outcome.asked_teacher
+    assert outcome.teacher_log_probs is not None
+    assert outcome.teacher_log_probs[0] == -1.0
+    assert all(math.isnan(value) for value in outcome.teacher_log_probs[1:])
+
+
+def test_reward_key_is_respected() -> None:
+    assert read_outcome({"score": 1.0, "mine": -1.0}, 1, "mine").score == -1.0
+    assert read_outcome({"score": 1.0}, 1, "mine").score == 1.0
+    assert read_outcome(0.5, 1, "mine").score == 0.5
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (math.nan, "reward_nan"),
+        (math.inf, "reward_nan"),
+        ({"score": math.nan}, "reward_nan"),
+        ("1.0", "reward_invalid"),
+        ([1.0, 2.0], "reward_invalid"),
+        ({}, "reward_invalid"),
+        ({"reward": 1.0}, "reward_invalid"),
+        ({"score": 1.0, "hint": 5}, "reward_invalid"),
+        ({"score": 1.0, "teacher_log_probs": [-1.0]}, "reward_invalid"),
+        ({"score": 1.0, "teacher_log_probs": ["a", "b", "c"]}, "reward_invalid"),
+        ({"score": 1.0, "teacher_log_probs": 3}, "reward_invalid"),
+    ],
+)
+def test_case_34_unusable_rewards(result: object, reason: str) -> None:
+    with pytest.raises(BadReward) as error:
+        read_outcome(result, 3)
+    assert error.value.reason == reason
