@@ -1,0 +1,269 @@
+"""From samples to what a loss hook sees: conversion, turns as units, micro-batches, reducer.
+
+Guarantees: every trained token belongs to exactly one `Unit`; a unit weighs the masked mean of
+its own tokens, so a turn inside a merged segment has the value and the gradient it would have as
+a sample of its own; no token is padded into a loss, cut or moved.
+
+Pure: tensors in, tensors out; the model is elsewhere (`forward.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.errors import HookError
+from openclaw_rl.sample import Sample
+
+RolloutData = dict[str, Any]
+"""slime's names, one entry a sample: `tokens`, `total_lengths`, `response_lengths`, `loss_masks`,
+`rewards`, `rollout_ids`, `sample_indices`, `rollout_mask_sums`, `turns`, and per-response-token
+tensors such as `rollout_log_probs`, `teacher_log_probs`, `advantages`, `log_probs`."""
+
+PER_TOKEN = ("log_probs", "ref_log_probs", "advantages", "returns", "rollout_log_probs",
+             "teacher_log_probs")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Response tokens `[start, end)` of a sample that share one mean, or a piece of them.
+
+    `denominator` is the mask sum of the whole turn (or, where a conversion hook gave no turns, of
+    the whole rollout): pieces of a long turn add up to its mean.
+    """
+
+    sample: int
+    start: int
+    end: int
+    denominator: float
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits it needs: one before each token, and one after the last (unused)."""
+        return self.end - self.start + 1
+
+
+def flatten(samples: Sequence[Any]) -> list[Sample]:
+    """Samples of all groups in order (slime's rollouts return a list of groups)."""
+    flat: list[Sample] = []
+    for item in samples:
+        flat.extend(item if isinstance(item, list | tuple) else [item])
+    return flat
+
+
+def turn_ids(samples: Sequence[Sample]) -> list[str]:
+    """The turns whose signals these samples carry, in order, each once."""
+    found = {t["turn_id"]: None for s in samples for t in s.metadata.get("turns", ())}
+    return list(found)
+
+
+def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
+    """Default conversion (the contract of `--custom-convert-samples-to-train-data-path`).
+
+    slime's keys, and `turns`: for each sample the list of `{"start", "end", "reward"}` in response
+    coordinates (None where a sample names none: then its reward covers its response). Raises
+    `HookError` where lengths do not line up: nothing is padded or cut.
+    """
+    flat = flatten(samples)
+    for s in flat:
+        try:
+            s.validate()
+        except ValueError as error:
+            raise HookError(f"a sample of the rollout does not line up: {error}") from error
+    masks = [_mask(s) for s in flat]
+    ids = [s.rollout_id if s.rollout_id is not None else -1 - i for i, s in enumerate(flat)]
+    sums: dict[int, int] = {}
+    for rollout, mask in zip(ids, masks, strict=True):
+        sums[rollout] = sums.get(rollout, 0) + sum(mask)
+    rewards = [_reward(args, s) for s in flat]
+    data: dict[str, Any] = {
+        "tokens": [s.tokens for s in flat],
+        "response_lengths": [s.response_length for s in flat],
+        "rewards": rewards,
+        "raw_reward": rewards,
+        "truncated": [int(s.status == Sample.Status.TRUNCATED) for s in flat],
+        "sample_indices": [s.index for s in flat],
+        "rollout_ids": ids,
+        "loss_masks": masks,
+        "rollout_mask_sums": [sums[i] for i in ids],
+        "turns": [s.metadata.get("turns") for s in flat],
+    }
+    if flat and all(s.rollout_log_probs is not None for s in flat):
+        data["rollout_log_probs"] = [s.rollout_log_probs for s in flat]
+    if any(s.teacher_log_probs is not None for s in flat):
+        data["teacher_log_probs"] = [s.teacher_log_probs for s in flat]
+    return data
+
+
+def _mask(sample: Sample) -> list[int]:
+    if sample.remove_sample:
+        return [0] * sample.response_length
+    return [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
+
+
+def _reward(args: Any, sample: Sample) -> float:
+    reward = sample.reward
+    if isinstance(reward, dict):
+        reward = reward[getattr(args, "reward_key", None) or "score"]
+    return 0.0 if reward is None else float(reward)
+
+
+def to_tensors(data: dict[str, Any], device: torch.device | str = "cpu") -> RolloutData:
+    """Train data as tensors: ids int64, per-token values float32, None teacher values NaN."""
+    lengths = [int(n) for n in data["response_lengths"]]
+    out: RolloutData = dict(data)
+    out["tokens"] = [torch.as_tensor(t, dtype=torch.long, device=device) for t in data["tokens"]]
+    out["total_lengths"] = [t.numel() for t in out["tokens"]]
+    out["response_lengths"] = lengths
+    for i, (total, response) in enumerate(zip(out["total_lengths"], lengths, strict=True)):
+        if response and not 0 < response < total:
+            raise HookError(f"sample {i}: a response of {response} in {total} tokens has no prompt")
+    masks = data.get("loss_masks") or [[1] * n for n in lengths]
+    out["loss_masks"] = [_values(m, n, device) for m, n in zip(masks, lengths, strict=True)]
+    for key in ("rollout_log_probs", "teacher_log_probs", "advantages", "returns"):
+        if data.get(key) is not None:
+            out[key] = [_values(v, n, device) for v, n in zip(data[key], lengths, strict=True)]
+    out.setdefault("turns", [None] * len(lengths))
+    return out
+
+
+def _values(values: Any, length: int, device: torch.device | str) -> Tensor:
+    if values is None:
+        values = [math.nan] * length
+    elif not isinstance(values, Tensor):
+        values = [math.nan if v is None else v for v in values]
+    tensor = torch.as_tensor(values, dtype=torch.float32, device=device).flatten()
+    if tensor.numel() != length:
+        raise HookError(f"{tensor.numel()} per-token values for a response of {length} tokens")
+    return tensor
+
+
+def default_advantages(data: RolloutData) -> None:
+    """Set `advantages` and `returns`: each turn's reward on its own tokens, 0 between them.
+
+    One sample a turn has no group to normalise over, so the reward is the advantage (Binary RL).
+    """
+    advantages = []
+    for i, mask in enumerate(data["loss_masks"]):
+        turns = data["turns"][i]
+        if turns is None:
+            advantages.append(torch.full_like(mask, float(data["rewards"][i])))
+            continue
+        values = torch.zeros_like(mask)
+        for turn in turns:
+            values[turn["start"] : turn["end"]] = float(turn["reward"] or 0.0)
+        advantages.append(values)
+    data["advantages"] = advantages
+    data["returns"] = [a.clone() for a in advantages]
+
+
+def units_of(data: RolloutData, samples: Sequence[int], piece: int) -> tuple[list[Unit], int]:
+    """`(units, count)` of the given samples: what is trained, and how many shares the loss has.
+
+    A unit is a turn with at least one unmasked token; without turns, a sample, whose denominator
+    is that of its rollout (slime's rule), and `count` is the number of rollouts. Units of more
+    than `piece` tokens are cut into pieces of one denominator.
+    """
+    units: list[Unit] = []
+    count = 0
+    rollouts: set[Any] = set()
+    for i in samples:
+        mask = data["loss_masks"][i]
+        turns = data["turns"][i]
+        if turns is None:
+            if mask.any():
+                rollouts.add((data.get("rollout_ids") or [i] * (i + 1))[i])
+                sums = data.get("rollout_mask_sums")
+                total = float(sums[i]) if sums else float(mask.sum())
+                units.extend(_pieces(i, 0, mask.numel(), max(total, 1.0), piece))
+            continue
+        for turn in turns:
+            start, end = int(turn["start"]), int(turn["end"])
+            if not 0 <= start <= end <= mask.numel():
+                raise HookError(f"sample {i}: a turn at [{start}, {end}) is outside the response")
+            weight = float(mask[start:end].sum())
+            if weight > 0:
+                count += 1
+                units.extend(_pieces(i, start, end, weight, piece))
+    return units, count + len(rollouts)
+
+
+def _pieces(sample: int, start: int, end: int, denominator: float, piece: int) -> Iterator[Unit]:
+    for a in range(start, end, piece):
+        yield Unit(sample, a, min(a + piece, end), denominator)
+
+
+def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Groups of indices whose padded size (longest times number) fits `budget`.
+
+    Longest first, so that neighbours are of like length. One that exceeds the budget goes alone.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    groups: list[list[int]] = []
+    for i in order:
+        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def loss_groups(units: Sequence[Unit], rows: int) -> Iterator[list[Unit]]:
+    """Consecutive units of at most `rows` rows of logits together (a single one may need more)."""
+    group: list[Unit] = []
+    for unit in units:
+        if group and sum(u.rows for u in group) + unit.rows > rows:
+            yield group
+            group = []
+        group.append(unit)
+    if group:
+        yield group
+
+
+def loss_batch(data: RolloutData, units: Sequence[Unit]) -> dict[str, Any]:
+    """The `batch` of slime's loss contract with one entry a unit.
+
+    Only response tokens enter a loss, so of what precedes a unit just the one token before it is
+    kept: `total_lengths` is the response plus 1, and the logits are as short. Everything is
+    consistent in itself, and no prompt row goes through the output layer.
+    """
+    batch: dict[str, Any] = {
+        "unconcat_tokens": [],
+        "total_lengths": [u.rows for u in units],
+        "response_lengths": [u.end - u.start for u in units],
+        "loss_masks": [data["loss_masks"][u.sample][u.start : u.end] for u in units],
+        "rollout_mask_sums": [
+            torch.tensor(u.denominator, device=data["loss_masks"][u.sample].device) for u in units
+        ],
+    }
+    for u in units:
+        prompt = data["total_lengths"][u.sample] - data["response_lengths"][u.sample]
+        batch["unconcat_tokens"].append(
+            data["tokens"][u.sample][prompt + u.start - 1 : prompt + u.end]
+        )
+    for key in PER_TOKEN:
+        if data.get(key) is not None:
+            batch[key] = [data[key][u.sample][u.start : u.end] for u in units]
+    return batch
+
+
+def reducer(units: Sequence[Unit], masks: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """`sum_of_sample_mean` of these units: the sum of `mask * x / denominator`.
+
+    `where` rather than a product, so that a NaN on a masked token stays out of the sum.
+    """
+    lengths = [u.end - u.start for u in units]
+
+    def sum_of_sample_mean(x: Tensor) -> Tensor:
+        total = x.new_zeros(())
+        for part, unit, mask in zip(torch.split(x, lengths), units, masks, strict=True):
+            weighted = torch.where(mask > 0, part * mask.to(part.dtype), part.new_zeros(()))
+            total = total + weighted.sum() / unit.denominator
+        return total
+
+    return sum_of_sample_mean

@@ -1,0 +1,97 @@
+"""The trainer's view of a model: hidden states of padded sequences, logits of chosen rows only.
+
+Guarantees: right padding under causal attention leaves every real token as it would be alone;
+only asked rows go through the output layer; `check` proves at the start that backbone plus output
+layer give the model's own logits, so that no model type is trained on other numbers than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from openclaw_rl.errors import ConfigError
+
+
+class PolicyForward:
+    """Hidden states and logits of a PEFT causal LM. Not thread-safe; one per trainer."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.backbone: nn.Module = self.causal.get_decoder()
+        self.head: nn.Module = self.causal.get_output_embeddings()
+        config = self.causal.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.softcap = getattr(text, "final_logit_softcapping", None)
+        # Cohere multiplies its logits, Granite divides them.
+        self.scale = getattr(text, "logit_scale", None) or 1.0
+        self.scale /= getattr(text, "logits_scaling", None) or 1.0
+        self.device = next(self.causal.parameters()).device
+
+    def hidden(self, sequences: Sequence[Tensor]) -> Tensor:
+        """`[B, L, H]` of `B` sequences, right-padded to the longest."""
+        longest = max(s.numel() for s in sequences)
+        ids = torch.zeros(len(sequences), longest, dtype=torch.long, device=self.device)
+        for row, sequence in enumerate(sequences):
+            ids[row, : sequence.numel()] = sequence
+        out = self.backbone(input_ids=ids, use_cache=False)
+        return out[0]  # type: ignore[no-any-return]
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """`[1, N, V]` float32 (float64 for a float64 model) of hidden rows `[N, H]`."""
+        logits = self.head(rows)
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits[None]  # type: ignore[no-any-return]
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it the adapter is off: the base model."""
+        with self.model.disable_adapter():
+            yield
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raise `ConfigError` unless `logits(hidden(x))` are the model's own logits."""
+        ids = torch.arange(1, 9, device=self.device)
+        own = self.causal(input_ids=ids[None], use_cache=False).logits[0].float()
+        ours = self.logits(self.hidden([ids, ids[:3]])[0])[0].float()
+        spread = float((own - ours).abs().max())
+        # bf16 keeps 8 bits: a batch of two may round otherwise than one alone
+        limit = 1e-3 if self.head.weight.dtype in (torch.float32, torch.float64) else 0.05
+        if not spread <= limit * max(1.0, float(own.abs().max())):
+            kind = type(self.causal).__name__
+            raise ConfigError(
+                f"{kind} does more between its last layer and its logits than the trainer knows "
+                f"(difference {spread:.3g}); this model cannot be trained by the embedded host"
+            )
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Recompute activations in the backward pass. Dropout stays off: see `silence_dropout`."""
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kwargs = {"use_reentrant": False}
+    if hasattr(causal, "activation_checkpointing_enable"):  # its name from transformers 5 on
+        causal.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+    else:
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    model.train()  # transformers checkpoints only in training mode
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Set every dropout to 0: the log-probs trained on must be those that are served."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout_p", "dropout", "attn_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

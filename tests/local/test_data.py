@@ -1,0 +1,147 @@
+"""From samples to units, micro-batches and loss batches."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.local import data as d
+from openclaw_rl.local.train_args import complete
+from openclaw_rl.sample import Sample
+from tests.local.tiny import conversation
+
+ARGS = Namespace()
+
+
+def data_of(*samples: Sample) -> d.RolloutData:
+    data = d.to_tensors(d.convert(ARGS, list(samples)))
+    d.default_advantages(data)
+    return data
+
+
+def test_each_turn_has_its_own_reward_on_its_own_tokens():
+    merged, single = conversation(2, 4)
+    data = data_of(merged)
+    for turn, alone in zip(merged.metadata["turns"], single, strict=True):
+        values = data["advantages"][0][turn["start"] : turn["end"]]
+        assert values.tolist() == [alone.reward] * alone.response_length
+    between = data["loss_masks"][0] == 0
+    assert data["advantages"][0][between].abs().sum() == 0
+
+
+@given(st.integers(0, 200), st.integers(1, 5), st.integers(1, 12))
+def test_every_trained_token_is_in_exactly_one_unit(seed, turns, piece):
+    merged, _ = conversation(seed, turns)
+    data = data_of(merged)
+    units, count = d.units_of(data, [0], piece)
+    assert count == turns
+    covered = torch.zeros(merged.response_length)
+    for u in units:
+        assert u.end - u.start <= piece
+        covered[u.start : u.end] += 1
+    assert covered.tolist() == merged.loss_mask
+    weights = d.reducer(units, [data["loss_masks"][0][u.start : u.end] for u in units])
+    assert float(weights(torch.ones(int(covered.sum())))) == pytest.approx(turns)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 100))
+def test_micro_batches_keep_to_the_budget_and_lose_nothing(lengths, budget):
+    groups = d.micro_batches(lengths, budget)
+    assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
+    for group in groups:
+        assert len(group) == 1 or max(lengths[i] for i in group) * len(group) <= budget
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=10), st.integers(1, 20))
+def test_loss_groups_are_consecutive_and_bounded(sizes, rows):
+    units = [d.Unit(0, 0, n, 1.0) for n in sizes]
+    groups = list(d.loss_groups(units, rows))
+    assert [u for g in groups for u in g] == units
+    assert all(len(g) == 1 or sum(u.rows for u in g) <= rows for g in groups)
+
+
+def test_a_loss_batch_keeps_one_token_before_each_unit():
+    merged, single = conversation(4, 3)
+    data = data_of(merged)
+    units, _ = d.units_of(data, [0], 10_000)
+    batch = d.loss_batch(data, units)
+    for k, alone in enumerate(single):
+        n = alone.response_length
+        assert batch["unconcat_tokens"][k].tolist() == alone.tokens[-n - 1 :]
+        assert batch["total_lengths"][k] == n + 1
+        assert batch["rollout_log_probs"][k].tolist() == pytest.approx(alone.rollout_log_probs)
+        assert batch["rollout_mask_sums"][k].item() == n
+
+
+def test_a_masked_nan_stays_out_of_the_sum():
+    units = [d.Unit(0, 0, 2, 1.0)]
+    total = d.reducer(units, [torch.tensor([1.0, 0.0])])(torch.tensor([3.0, math.nan]))
+    assert total.item() == 3.0
+
+
+def test_conversion_carries_slimes_keys():
+    _, many = conversation(1, 2)
+    many[0].teacher_log_probs = None
+    many[1].status = Sample.Status.TRUNCATED
+    data = d.convert(ARGS, [[s] for s in many])
+    assert data["rollout_mask_sums"] == [s.response_length for s in many]
+    assert data["truncated"] == [0, 1]
+    names = "tokens response_lengths rewards raw_reward sample_indices rollout_ids loss_masks"
+    assert set(data) >= {*names.split(), "rollout_log_probs", "teacher_log_probs"}
+    tensors = d.to_tensors(data)
+    assert tensors["teacher_log_probs"][0].isnan().all()
+    many[0].teacher_log_probs = many[1].teacher_log_probs = None
+    assert "teacher_log_probs" not in d.convert(ARGS, many)
+
+
+def test_what_does_not_line_up_is_refused_not_padded():
+    _, (sample, _) = conversation(1, 2)
+    sample.rollout_log_probs = [0.0]
+    if sample.response_length == 1:
+        sample.rollout_log_probs = []
+    with pytest.raises(HookError, match="line up"):
+        d.convert(ARGS, [sample])
+    data = {"tokens": [[1, 2]], "response_lengths": [2], "rewards": [0.0]}
+    with pytest.raises(HookError, match="no prompt"):
+        d.to_tensors(data)
+    data = {"tokens": [[1, 2, 3]], "response_lengths": [2], "loss_masks": [[1]], "rewards": [0.0]}
+    with pytest.raises(HookError, match="1 per-token values"):
+        d.to_tensors(data)
+
+
+def test_turns_outside_the_response_are_refused():
+    merged, _ = conversation(1, 2)
+    merged.metadata["turns"][-1]["end"] += 1
+    with pytest.raises(HookError, match="outside"):
+        d.units_of(data_of(merged), [0], 99)
+
+
+def test_reward_key_names_the_score_of_a_dict():
+    _, (sample,) = conversation(1, 1)
+    sample.reward = {"helpful": 0.5, "score": 1.0}
+    assert d.convert(ARGS, [sample])["rewards"] == [1.0]
+    assert d.convert(Namespace(reward_key="helpful"), [sample])["rewards"] == [0.5]
+
+
+def test_arguments_are_completed_and_refused():
+    cpu = complete(Namespace(save="x"), on_gpu=False)
+    gpu = complete(Namespace(save="x"), on_gpu=True)
+    assert (cpu.max_tokens_per_gpu, gpu.max_tokens_per_gpu) == (512, 4096)
+    assert (cpu.gradient_checkpointing, gpu.gradient_checkpointing) == (False, True)
+    forced = complete(Namespace(save="x", gradient_checkpointing="on"), on_gpu=False)
+    assert forced.gradient_checkpointing
+    for bad, word in [
+        ({"save": None}, "save"),
+        ({"loss_type": "policy_loss"}, "policy_loss"),
+        ({"lr": math.nan}, "lr"),
+        ({"lr": math.inf}, "lr"),
+        ({"num_steps_per_rollout": -1}, "num_steps_per_rollout"),
+    ]:
+        with pytest.raises(ConfigError, match=word):
+            complete(Namespace(**({"save": "x"} | bad)), on_gpu=False)

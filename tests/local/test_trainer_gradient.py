@@ -1,0 +1,225 @@
+"""The gradient of a step: merging, micro-batches and pieces change its cost, never its value."""
+
+from __future__ import annotations
+
+import functools
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.local import data as d
+from openclaw_rl.local.forward import PolicyForward
+from openclaw_rl.local.learner import Learner
+from tests.local.tiny import conversation, peft_model, train_args
+from tests.losses.naive import naive_loss
+
+
+@functools.cache
+def shared() -> Any:
+    """One model for the file (a fixture would be printed with every failing example)."""
+    return peft_model()
+
+
+@pytest.fixture
+def model():
+    return shared()
+
+
+def gradient(model: Any, samples: list[Any], **changes: Any):
+    """The gradient that one step would apply (no step is taken: the limit is 0)."""
+    args = train_args(**({"clip_grad": float("inf")} | changes))
+    learner = Learner(args, model)
+    caught: list[torch.Tensor] = []
+
+    def update(report: Any) -> None:
+        caught.extend(p.grad.clone().flatten() for p in learner.parameters if p.grad is not None)
+
+    learner._update = update  # type: ignore[method-assign]
+    reports = learner.learn(d.to_tensors(d.convert(args, samples)))
+    return (torch.cat(caught) if caught else None), reports[0]
+
+
+COMBINED = {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k3", "entropy_coef": 0.02}
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=3, unique=True),
+    turns=st.integers(1, 4),
+    budget=st.sampled_from([1, 40, 10_000]),
+    chunk=st.sampled_from([2, 5, 10_000]),
+    temperature=st.sampled_from([1.0, 0.7]),
+)
+def test_merged_segments_have_the_gradient_of_separate_turns(
+    seeds, turns, budget, chunk, temperature
+):
+    model = shared()
+    merged, single = [], []
+    for seed in seeds:
+        one, many = conversation(seed, turns)
+        merged.append(one)
+        single.append(many)
+    same = {"rollout_temperature": temperature, **COMBINED}
+    separate, a = gradient(model, single, **same, max_tokens_per_gpu=64, loss_chunk_tokens=10_000)
+    together, b = gradient(
+        model, merged, **same, max_tokens_per_gpu=budget, loss_chunk_tokens=chunk
+    )
+    # Llama's norm rounds to float32 on the way, whatever the dtype of the model
+    torch.testing.assert_close(together, separate, rtol=0, atol=1e-6)
+    assert a.turns == b.turns == turns * len(seeds)
+    assert a.loss == pytest.approx(b.loss, rel=1e-6, abs=1e-6)
+    assert a.trained_tokens == b.trained_tokens
+    assert a.logprob_diff == pytest.approx(b.logprob_diff, rel=1e-5)
+    assert a.metrics.keys() == b.metrics.keys()
+    for name, value in a.metrics.items():
+        assert b.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+
+
+def test_merging_in_float32_agrees_to_one_millionth():
+    model = peft_model(dtype=torch.float32)
+    one, many = conversation(5, 4)
+    together, _ = gradient(model, [one], **COMBINED)
+    separate, _ = gradient(model, many, **COMBINED)
+    torch.testing.assert_close(together, separate, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_is_that_of_plain_autograd_over_the_whole_model(model):
+    """The naive loss over the model's own logits, one turn after another, no tricks."""
+    one, many = conversation(3, 3)
+    got, report = gradient(model, [one], **COMBINED)
+    args = Namespace(**COMBINED)
+    loss = torch.zeros((), dtype=torch.float64)
+    for sample in many:
+        ids = torch.tensor([sample.tokens])
+        n = sample.response_length
+        logits = model(ids).logits
+        with torch.no_grad(), model.disable_adapter():
+            base = torch.log_softmax(model(ids).logits[0, -n - 1 : -1], -1)
+        batch = {
+            "unconcat_tokens": [ids[0]],
+            "total_lengths": [ids.numel()],
+            "response_lengths": [n],
+            "advantages": [torch.full((n,), sample.reward)],
+            "teacher_log_probs": [torch.tensor(sample.teacher_log_probs)],
+            "ref_log_probs": [base.gather(1, ids[0, -n:, None])[:, 0]],
+        }
+        loss = loss + naive_loss(args, batch, logits, [torch.ones(n)], rl=True, opd=True)
+    model.zero_grad()
+    (loss / 3).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    # teacher values travel as float32
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    assert report.loss == pytest.approx(loss.item() / 3, rel=1e-6)
+
+
+def test_checkpointing_changes_memory_not_the_gradient():
+    one, _ = conversation(8, 3)
+    plain, _ = gradient(peft_model(), [one])
+    recomputed, _ = gradient(peft_model(), [one], gradient_checkpointing="on")
+    torch.testing.assert_close(recomputed, plain, rtol=0, atol=1e-6)
+
+
+def test_several_steps_train_on_the_old_policys_log_probs(model):
+    """With two steps a rollout the second one sees the weights of the rollout's start as old."""
+    _, many = conversation(4, 4)
+    for sample in many:
+        sample.metadata["turns"][0]["reward"] = 1.0
+    seen: list[Any] = []
+    args = train_args(num_steps_per_rollout=2, max_logprob_diff=100.0)
+    learner = Learner(args, peft_model())
+    own = learner.loss_hook
+
+    def spy(args, batch, logits, reduce):
+        loss, metrics = own(args, batch, logits, reduce)
+        seen.append(float(metrics["ppo_kl"].abs()))
+        return loss, metrics
+
+    learner.loss_hook = spy
+    reports = learner.learn(d.to_tensors(d.convert(args, many)))
+    assert [r.samples for r in reports] == [[0, 1], [2, 3]]
+    assert seen[0] == pytest.approx(0, abs=1e-6)
+    assert seen[-1] > 1e-4
+
+
+def test_advantage_hook_gets_the_rollout_and_decides(model, tmp_path):
+    hook = tmp_path / "adv.py"
+    hook.write_text(
+        "import torch\n"
+        "def advantages(args, data):\n"
+        "    assert [v.numel() for v in data['log_probs']] == data['response_lengths']\n"
+        "    assert set(data) >= {'rollout_log_probs', 'teacher_log_probs', 'rewards',\n"
+        "                         'loss_masks', 'sample_indices', 'turns'}\n"
+        "    data['advantages'] = [torch.zeros_like(m) for m in data['loss_masks']]\n"
+        "    data['returns'] = data['advantages']\n"
+    )
+    one, _ = conversation(3, 3, teacher=False)
+    loss = {"custom_loss_function_path": "openclaw_rl.losses.grpo_loss"}
+    got, _ = gradient(model, [one], custom_advantage_function_path=str(hook), **loss)
+    assert got.abs().max() == 0
+    bad = tmp_path / "bad.py"
+    bad.write_text("def advantages(args, data):\n    data['advantages'] = []\n")
+    with pytest.raises(HookError, match="one value a response token"):
+        gradient(model, [one], custom_advantage_function_path=str(bad), **loss)
+    broken = tmp_path / "broken.py"
+    broken.write_text("def advantages(args, data):\n    raise KeyError('a secret sentence')\n")
+    with pytest.raises(HookError, match="KeyError") as caught:
+        gradient(model, [one], custom_advantage_function_path=str(broken), **loss)
+    assert "secret" not in str(caught.value)
+
+
+def test_loss_hook_sees_slimes_contract(model, tmp_path):
+    """Shapes, keys and dtypes of a custom loss's arguments."""
+    hook = tmp_path / "loss.py"
+    hook.write_text(
+        "import torch\n"
+        "def loss(args, batch, logits, sum_of_sample_mean):\n"
+        "    n = len(batch['unconcat_tokens'])\n"
+        "    total, resp = batch['total_lengths'], batch['response_lengths']\n"
+        "    assert logits.dim() == 3 and logits.shape[:2] == (1, sum(total))\n"
+        "    assert [t.numel() for t in batch['unconcat_tokens']] == total\n"
+        "    for key in ('loss_masks', 'log_probs', 'ref_log_probs', 'advantages', 'returns',\n"
+        "                'rollout_log_probs', 'teacher_log_probs'):\n"
+        "        assert [v.numel() for v in batch[key]] == resp, key\n"
+        "    assert len(batch['rollout_mask_sums']) == n\n"
+        "    ones = torch.ones(sum(resp), dtype=logits.dtype)\n"
+        "    return sum_of_sample_mean(ones) + 0 * logits.sum(), {'n': torch.tensor(float(n))}\n"
+    )
+    one, _ = conversation(3, 3)
+    _, report = gradient(
+        model, [one], custom_loss_function_path=str(hook), use_kl_loss=True, loss_chunk_tokens=6
+    )
+    assert report.loss == pytest.approx(1.0)  # the mean over turns of the mean over tokens of 1
+
+
+def test_without_turns_a_sample_is_a_unit_of_its_rollout(model):
+    """What a conversion hook without `turns` gets: slime's denominators."""
+    _, many = conversation(6, 3)
+    for sample in many:
+        sample.metadata = {}
+        sample.rollout_id = 0  # siblings share one denominator
+    args = train_args()
+    data = d.to_tensors(d.convert(args, many))
+    units, count = d.units_of(data, [0, 1, 2], 10_000)
+    assert count == 1
+    assert {u.denominator for u in units} == {float(sum(s.response_length for s in many))}
+
+
+def test_padding_on_the_right_leaves_real_tokens_alone(model):
+    forward = PolicyForward(model)
+    a, b = torch.arange(1, 12), torch.arange(5, 9)
+    with torch.no_grad():
+        both = forward.hidden([a, b])
+        torch.testing.assert_close(both[1, :4], forward.hidden([b])[0], rtol=0, atol=1e-6)
+
+
+def test_a_model_with_unknown_last_steps_is_refused(model):
+    forward = PolicyForward(model)
+    forward.check()
+    forward.scale = 2.0
+    with pytest.raises(ConfigError, match="cannot be trained"):
+        forward.check()
