@@ -63,7 +63,8 @@ class Database:
         return [Path(f"{self._path}{suffix}") for suffix in ("-wal", "-shm")]
 
     def _prepare(self, create: bool, durable: bool) -> None:
-        if not self._retry(lambda: schema.is_current(self._db, str(self._path))):
+        made = self._retry(lambda: schema.is_current(self._db, str(self._path)))
+        if not made:
             if not create:
                 raise JournalError(f"the journal {self._path} is empty: nothing was recorded yet")
             # Before any table: give pages back to the system when turns are purged.
@@ -73,9 +74,10 @@ class Database:
         self._db.execute("PRAGMA secure_delete = ON")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         self._db.execute("PRAGMA journal_size_limit = 67108864")
-        with self.write() as db:
-            if not schema.is_current(db, str(self._path)):  # two processes may get here at once
-                schema.create(db)
+        if not made:
+            with self.write() as db:
+                if not schema.is_current(db, str(self._path)):  # another process was faster
+                    schema.create(db)
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -132,10 +134,15 @@ class Database:
 
     def give_space_back(self) -> None:
         """Return free pages to the system, and empty the write-ahead log, which may still hold
-        deleted text. A reader of another process can hold the last part up until a later call."""
+        deleted text. Not possible inside a transaction, and a reader of another process can hold
+        the log up: then a later call does it."""
         with self._lock:
+            if self._depth > 0:
+                return
             self._retry(lambda: self._db.execute("PRAGMA incremental_vacuum").fetchall())
-            self._retry(lambda: self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+            deadline = time.monotonic() + 2.0  # readers are done within milliseconds
+            while self.pragma("wal_checkpoint(TRUNCATE)") and time.monotonic() < deadline:
+                time.sleep(0.01)
 
     def own_changes(self) -> int:
         return self._db.total_changes

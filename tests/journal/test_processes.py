@@ -103,3 +103,15 @@ def test_case_33_nothing_acknowledged_is_lost_and_nothing_trains_twice(fleet: Fl
             [lease] = journal.leases("h1")
             assert journal.give_back(lease.rollout_id, "h1", 1.0) == fates.leased
             assert journal.fates().leased == 0
+
+
+def test_processes_that_open_a_new_journal_at_once_all_get_it(tmp_path: Path):
+    code = (
+        "import sys; from openclaw_rl.journal import Journal\n"
+        "with Journal.open(sys.argv[1]) as journal: journal.count('opened')"
+    )
+    path = tmp_path / "new" / "journal.db"
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(6)]
+    assert [process.wait(60) for process in processes] == [0] * 6
+    with Journal.open(path, create=False) as journal:
+        assert journal.fates().counters == {"opened": 6}

@@ -385,6 +385,22 @@ def test_changed_tells_pollers_of_any_commit(journal: Journal, path: Path):
         assert not journal.changed()
 
 
+def test_threads_may_share_one_journal(journal: Journal):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(n: int) -> None:
+        make_one(n)
+        assert journal.fates().balanced()
+
+    def make_one(n: int) -> None:
+        journal.record_turn(record(f"t{n}", session_id=f"s{n}"))
+        assert journal.set_next_state(f"t{n}", USER, 1.0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(64)))
+    assert journal.fates().judging == 64
+
+
 # -- the file ------------------------------------------------------------------------------
 
 
