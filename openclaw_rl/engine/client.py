@@ -199,8 +199,9 @@ class SGLangEngine:
         fresh = False
         while True:
             try:
-                async with self._transport.generate(body, None, fresh=fresh) as response:
-                    data = await response.read()
+                async with self._transport.generate(body, None, fresh=fresh) as exchange:
+                    data = await exchange.response.read()
+                    exchange.finished = True
                 scores = _scores(data, list(ids), start)
             except Lost as lost:
                 await asyncio.sleep(patience.pause(str(lost), lost.faulty, _now()))
@@ -232,6 +233,7 @@ class SGLangEngine:
         """Waits for aborts under way. The HTTP session belongs to the caller."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._transport.close()
 
     async def _attempt(
         self, call: _Call, body: dict[str, Any], routing_key: str | None
@@ -242,17 +244,16 @@ class SGLangEngine:
         call.tries += 1
         transport = self._transport
         try:
-            async with transport.generate(body, routing_key, fresh=call.tries > 1) as response:
-                call.response = response
-                while chunk := await transport.read(response):
+            async with transport.generate(body, routing_key, fresh=call.tries > 1) as exchange:
+                call.response = exchange.response
+                while chunk := await transport.read(exchange):
                     for payload in lines.feed(chunk):
                         if payload == b"[DONE]":
                             continue
                         delta = reader.read(payload)
-                        if delta.finish is not None:
-                            await transport.drain(response)
+                        exchange.finished = delta.finish is not None
                         yield delta
-                        if delta.finish is not None:
+                        if exchange.finished:
                             return
         except EngineUnavailable as error:
             raise Lost(str(error), faulty=True) from None

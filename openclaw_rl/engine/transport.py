@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -40,6 +41,14 @@ class Lost(Exception):
         self.faulty = faulty
 
 
+@dataclass(slots=True)
+class Exchange:
+    """An answer under way. `finished`: its last event has been read."""
+
+    response: aiohttp.ClientResponse
+    finished: bool = False
+
+
 class Transport:
     """Connections to the engine at `url` (a function is asked each time; None: not there yet)."""
 
@@ -53,11 +62,12 @@ class Transport:
         self._http = http
         self._silence_seconds = silence_seconds
         self._last_answer = -math.inf
+        self._settling: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def generate(
         self, body: dict[str, Any], routing_key: str | None, *, fresh: bool
-    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+    ) -> AsyncGenerator[Exchange, None]:
         """POST /generate. Raises Lost or EngineRefused, also from the reading inside."""
         base = self.base()
         if base is None:
@@ -68,6 +78,7 @@ class Transport:
         own = None
         if fresh or self._now() - self._last_answer > _POOL_SECONDS:
             own = self._fresh(total=None)
+        exchange = None
         try:
             sending = asyncio.ensure_future(
                 (own or self._http).post(
@@ -77,29 +88,24 @@ class Transport:
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
                 )
             )
-            response = await self._first_bytes(sending, base)
-            try:
-                if response.status != 200:
-                    await _raise_for(response, len(body["input_ids"]))
-                self._last_answer = self._now()
-                yield response
-            finally:
-                # Read to its end, the connection goes back to the pool; else it is closed, which
-                # also tells the engine.
-                if response.content.at_eof():
-                    response.release()
-                else:
-                    response.close()
+            exchange = Exchange(await self._first_bytes(sending, base))
+            if exchange.response.status != 200:
+                await _raise_for(exchange.response, len(body["input_ids"]))
+            self._last_answer = self._now()
+            yield exchange
         except aiohttp.InvalidURL:
             raise EngineError("the engine's address is not a URL") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(f"the connection to the engine broke ({type(error).__name__})") from None
         finally:
+            if exchange is not None:
+                self._part(exchange, own is None)
             if own is not None:
                 await own.close()
 
-    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def read(self, exchange: Exchange) -> bytes:
         """The next bytes, or b"" at the end."""
+        response = exchange.response
         while True:
             try:
                 async with asyncio.timeout(self._silence_seconds):
@@ -109,13 +115,10 @@ class Transport:
                 if not await self._alive(base):
                     raise Lost("the engine has fallen silent", silent=True) from None
 
-    async def drain(self, response: aiohttp.ClientResponse) -> None:
-        """Reads what follows the last event, so that the connection can serve again."""
-        self._last_answer = self._now()
-        with suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                while await response.content.readany():
-                    pass
+    async def close(self) -> None:
+        """Waits until finished connections are back in the pool."""
+        if self._settling:
+            await asyncio.wait(self._settling)
 
     async def abort(self, engine_rid: str) -> bool:
         """Whether the engine took the request to abort. Never waits in the pool's queue."""
@@ -177,6 +180,17 @@ class Transport:
         finally:
             sending.cancel()
 
+    def _part(self, exchange: Exchange, pooled: bool) -> None:
+        """Gives the connection back to the pool if its answer ended, else closes it, which also
+        tells the engine. Nobody waits for what follows the last event."""
+        if exchange.finished and pooled:
+            self._last_answer = self._now()
+            settling = asyncio.ensure_future(_settle(exchange.response))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+        else:
+            exchange.response.close()
+
     async def _alive(self, base: str) -> bool:
         """Any answer counts: `/health` of a paused SGLang may say 503."""
         return self.base() == base and await self.ask("/model_info") is not None
@@ -191,6 +205,19 @@ class Transport:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _settle(response: aiohttp.ClientResponse) -> None:
+    try:
+        with suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while await response.content.readany():
+                    pass
+    finally:
+        if response.content.at_eof():
+            response.release()
+        else:
+            response.close()
 
 
 async def _raise_for(response: aiohttp.ClientResponse, prompt_tokens: int) -> None:

@@ -436,11 +436,13 @@ async def test_connections_are_reused_while_busy_and_fresh_after_quiet(
     connector = http.connector
     assert connector is not None
     await run(client)
+    await client.close()
     pooled = [pair for pairs in connector._conns.values() for pair in pairs]
     assert len(pooled) == 1
     transports = set()
     for _ in range(3):
         await run(client)
+        await client.close()
         transports |= {pair[0].transport for pairs in connector._conns.values() for pair in pairs}
     assert len(transports) == 1, "one connection served all"
     monkeypatch.setattr("openclaw_rl.engine.transport._POOL_SECONDS", 0.0)

@@ -22,7 +22,7 @@ import argparse
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,8 @@ class Request:
     """Asked to stop, by `/abort_request` or `/pause_generation`."""
     disconnected: bool = False
     done: bool = False
+    entries: list[str] = field(default_factory=list, repr=False)
+    """`output_token_logprobs` as JSON texts, lies included."""
 
 
 def logprob_of(token: int, position: int) -> float:
@@ -123,6 +125,7 @@ class FakeEngine:
         """Writes of at most so many bytes: events arrive in pieces."""
         self.tokens_per_chunk = 1
         self._permits = 0
+        self._waiting = 0
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -147,8 +150,8 @@ class FakeEngine:
 
     async def wait_until(self, predicate: Callable[[], bool], seconds: float = 10.0) -> None:
         """Until `predicate()` holds; it is asked whenever the engine's state changes."""
-        async with asyncio.timeout(seconds), self._changed:
-            await self._changed.wait_for(predicate)
+        async with asyncio.timeout(seconds):
+            await self._await(predicate)
 
     async def arrived(self, count: int) -> None:
         await self.wait_until(lambda: len(self.requests) >= count)
@@ -287,14 +290,14 @@ class FakeEngine:
             return web.json_response(self._score(request))
         if not request.body.get("stream"):
             events = [event async for event in self._events(request, fault, whole=True)]
-            return web.json_response(events[-1])
+            return web.Response(text=events[-1], content_type="application/json")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         if error:
-            await self._write(response, {"error": {"message": error}})
+            await self._write(response, json.dumps({"error": {"message": error}}))
         else:
             async for event in self._events(request, fault, whole=False):
-                if "kill" in event:
+                if event is None:
                     assert http.transport is not None
                     await asyncio.sleep(0.02)  # what was written before shall arrive
                     http.transport.abort()
@@ -303,8 +306,8 @@ class FakeEngine:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _write(self, response: web.StreamResponse, event: dict[str, Any]) -> None:
-        data = b"data: " + json.dumps(event).encode() + b"\n\n"
+    async def _write(self, response: web.StreamResponse, event: str) -> None:
+        data = b"data: " + event.encode() + b"\n\n"
         step = self.chunk_bytes or len(data)
         for at in range(0, len(data), step):
             await response.write(data[at : at + step])
@@ -313,7 +316,9 @@ class FakeEngine:
 
     # --- tokens ------------------------------------------------------------------------------
 
-    async def _events(self, request: Request, fault: Fault, whole: bool) -> Any:
+    async def _events(
+        self, request: Request, fault: Fault, whole: bool
+    ) -> AsyncIterator[str | None]:
         await self._await(lambda: not self.paused or request.aborted)
         request.reply = self._reply_for(request)
         budget = request.sampling.get("max_new_tokens", 128)
@@ -323,7 +328,7 @@ class FakeEngine:
         while request.finish is None:
             count = len(request.sent)
             if fault.kill_after is not None and count >= fault.kill_after:
-                yield {"kill": True}
+                yield None  # killed
                 return
             if request.aborted or (fault.abort_after is not None and count >= fault.abort_after):
                 request.finish = {"type": "abort", "message": "Aborted"}
@@ -338,6 +343,7 @@ class FakeEngine:
                 if fault.bump_version_at == count:
                     self.version = str(int(self.version) + 1)
                 token = request.reply[count]
+                request.entries.append(self._entry(request, fault, token))
                 request.sent.append(token)
                 versions.append(self._version_of(request.base))
                 if token in stops and not request.sampling.get("ignore_eos"):
@@ -360,49 +366,39 @@ class FakeEngine:
             self._permits -= 1
         return True
 
-    def _event(
-        self, request: Request, fault: Fault, shown: int, versions: list[str]
-    ) -> dict[str, Any]:
+    def _event(self, request: Request, fault: Fault, shown: int, versions: list[str]) -> str:
+        """The JSON of one event. Joined from texts: a benchmark must not wait for its fake."""
         sent = request.sent
-        meta: dict[str, Any] = {
-            "id": request.rid,
-            "finish_reason": request.finish,
-            "prompt_tokens": len(request.ids),
-            "completion_tokens": len(sent),
-            "cached_tokens": len(request.ids) // 2,
-            "weight_version": versions[-1] if versions else self._version_of(request.base),
-        }
-        if request.body.get("return_logprob"):
-            self._add_logprobs(meta, request, fault, 0 if self.cumulative_logprobs else shown)
-        return {
-            "text": "",
-            "output_ids": sent if self.cumulative else sent[shown:],
-            "meta_info": meta,
-        }
+        version = versions[-1] if versions else self._version_of(request.base)
+        meta = (
+            f'"id": {json.dumps(request.rid)}, "finish_reason": {json.dumps(request.finish)}, '
+            f'"prompt_tokens": {len(request.ids)}, "completion_tokens": {len(sent)}, '
+            f'"cached_tokens": {len(request.ids) // 2}, "weight_version": {json.dumps(version)}'
+        )
+        lie = fault.logprobs if len(sent) > fault.logprobs_from else "ok"
+        start = 0 if self.cumulative_logprobs else shown
+        if request.body.get("return_logprob") and lie != "missing":
+            entries = request.entries[start:]
+            if lie == "fewer":
+                entries = entries[:-1]
+            meta += f', "output_token_logprobs": [{", ".join(entries)}]'
+            if top := request.body.get("top_logprobs_num"):
+                pairs = [json.loads(entry)[:2] for entry in request.entries[start:]]
+                tops = [[[lp, token + rank, None] for rank in range(top)] for lp, token in pairs]
+                meta += f', "output_top_logprobs": {json.dumps(tops)}'
+        ids = sent if self.cumulative else sent[shown:]
+        return f'{{"text": "", "output_ids": {ids}, "meta_info": {{{meta}}}}}'
 
-    def _add_logprobs(
-        self, meta: dict[str, Any], request: Request, fault: Fault, start: int
-    ) -> None:
-        entries: list[list[Any]] = [
-            [self.logprob(token, len(request.ids) + at), token, None]
-            for at, token in enumerate(request.sent)
-        ]
-        lie = fault.logprobs if len(request.sent) > fault.logprobs_from else "ok"
-        if lie == "missing":
-            return
-        if lie == "fewer":
-            entries = entries[:-1]
-        for entry in entries[fault.logprobs_from :]:
-            if lie in ("none", "nan", "inf"):
-                entry[0] = None if lie == "none" else float("nan" if lie == "nan" else "-inf")
-            elif lie == "shifted":
-                entry[1] += 1
-        meta["output_token_logprobs"] = entries[start:]
-        if top := request.body.get("top_logprobs_num"):
-            meta["output_top_logprobs"] = [
-                [[lp, token + rank, None] for rank in range(top)]
-                for lp, token, _ in entries[start:]
-            ]
+    def _entry(self, request: Request, fault: Fault, token: int) -> str:
+        at = len(request.sent)
+        value: float | None = self.logprob(token, len(request.ids) + at)
+        if at >= fault.logprobs_from:
+            if fault.logprobs == "shifted":
+                token += 1
+            value = {"none": None, "nan": float("nan"), "inf": float("-inf")}.get(
+                fault.logprobs, value
+            )
+        return json.dumps([value, token, None])
 
     def _score(self, request: Request) -> dict[str, Any]:
         ids, start = request.ids, max(0, request.body.get("logprob_start_len") or 0)
@@ -460,10 +456,16 @@ class FakeEngine:
     async def _await(self, predicate: Callable[[], bool]) -> None:
         if predicate():
             return
-        async with self._changed:
-            await self._changed.wait_for(predicate)
+        self._waiting += 1
+        try:
+            async with self._changed:
+                await self._changed.wait_for(predicate)
+        finally:
+            self._waiting -= 1
 
     async def _notify(self) -> None:
+        if not self._waiting:
+            return
         async with self._changed:
             self._changed.notify_all()
 
