@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from openclaw_rl.journal import codec, turns
 from openclaw_rl.journal.records import Fates, State
 
-_CHUNK = 64  # turns deleted between two looks at the size
+CHUNK = 64
+"""Turns deleted in one transaction: tens of milliseconds, for which others wait."""
 
 
 def fates(db: sqlite3.Connection) -> Fates:
@@ -47,29 +48,33 @@ def fates(db: sqlite3.Connection) -> Fates:
 
 
 def purge(
-    db: sqlite3.Connection, session_id: str | None, owner: str | None, older_than: float | None
+    db: sqlite3.Connection,
+    session_id: str | None,
+    owner: str | None,
+    older_than: float | None,
+    limit: int | None,
 ) -> int:
+    """Delete what fits all conditions, the oldest `limit` of it."""
     rows = db.execute(
         "SELECT seq FROM turns WHERE (?1 IS NULL OR session_id = ?1) "
         "AND (?2 IS NULL OR owner = ?2) "
-        "AND (?3 IS NULL OR (created < ?3 AND state != 'leased'))",
-        (session_id, owner, older_than),
+        "AND (?3 IS NULL OR (created < ?3 AND state != 'leased')) "
+        "ORDER BY created, seq LIMIT ?4",
+        (session_id, owner, older_than, -1 if limit is None else limit),
     )
     return _delete(db, [row[0] for row in rows])
 
 
 def shrink(db: sqlite3.Connection, max_bytes: int) -> int:
-    removed = 0
-    while size(db) > max_bytes:
-        rows = db.execute(
-            "SELECT seq FROM turns WHERE state != 'leased' "
-            "ORDER BY state IN ('waiting', 'judging', 'ready'), created, seq LIMIT ?",
-            (_CHUNK,),
-        ).fetchall()
-        if not rows:
-            break
-        removed += _delete(db, [row[0] for row in rows])
-    return removed
+    """Delete up to `CHUNK` turns if the content is larger than `max_bytes`."""
+    if size(db) <= max_bytes:
+        return 0
+    rows = db.execute(
+        "SELECT seq FROM turns WHERE state != 'leased' "
+        "ORDER BY state IN ('waiting', 'judging', 'ready'), created, seq LIMIT ?",
+        (CHUNK,),
+    )
+    return _delete(db, [row[0] for row in rows])
 
 
 def size(db: sqlite3.Connection) -> int:

@@ -9,9 +9,8 @@ for another holds nothing up outside this instance. Not to be carried over a for
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,15 @@ from typing import Any
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import codec, retention, turns
 from openclaw_rl.journal.database import Database
-from openclaw_rl.journal.records import (
-    Endpoint,
-    Fates,
-    Lease,
-    Lineage,
-    Output,
-    ReadyTurn,
-    State,
-    Turn,
-    TurnRecord,
-    Verdict,
-)
+from openclaw_rl.journal.judging import Judging
+from openclaw_rl.journal.leasing import Leasing
+from openclaw_rl.journal.records import Endpoint, Fates, Turn, TurnRecord
 from openclaw_rl.session.types import Message, NodeState
 
-MAX_ATTEMPTS = 20
-"""How often a turn is given to a judge before it is dropped; with growing pauses, hours."""
 
-
-class Journal:
+class Journal(Judging, Leasing):
     def __init__(self, db: Database) -> None:
-        self._db = db
+        super().__init__(db)
         self._seen_change: tuple[int, int] | None = None
 
     @classmethod
@@ -105,28 +92,6 @@ class Journal:
         where = "turn_id = ? AND state IN ('waiting', 'judging', 'ready')"
         return self._end(where, (turn_id,), reason, now) > 0
 
-    def drop_leased(
-        self, rollout_id: int, host: str, turn_ids: Iterable[str], reason: str, now: float
-    ) -> int:
-        """End turns of an unfinished lease that cannot be trained; how many there were."""
-        return self._end(
-            "state = 'leased' AND lease_host = ? AND lease_rollout = ? "
-            "AND turn_id IN (SELECT value FROM json_each(?))",
-            (host, rollout_id, json.dumps(list(turn_ids))),
-            reason,
-            now,
-        )
-
-    def _end(self, where: str, values: tuple[Any, ...], reason: str, now: float) -> int:
-        if not reason:
-            raise JournalError("a turn is dropped for a reason")
-        with self._db.write() as db:
-            return db.execute(
-                "UPDATE turns SET state = 'dropped', reason = ?, changed = ?, claim_worker = NULL "
-                f"WHERE {where}",
-                (reason, now, *values),
-            ).rowcount
-
     def count(self, name: str, n: int = 1) -> None:
         """Add to a named counter of `fates().counters`."""
         with self._db.write() as db:
@@ -186,222 +151,6 @@ class Journal:
                 (session_id, owner),
             )
             return [row[0] for row in rows]
-
-    # -- judge -----------------------------------------------------------------------------
-
-    def claim(self, worker: str, limit: int, now: float, lease_seconds: float) -> list[Turn]:
-        """Up to `limit` turns to judge, oldest first, reserved for `worker` until
-        `now + lease_seconds`. A turn whose judge died too often is dropped as `judge_lost`."""
-        with self._db.write() as db:
-            db.execute(
-                "UPDATE turns SET state = 'dropped', reason = 'judge_lost', changed = ? "
-                "WHERE state = 'judging' AND claim_until <= ? AND attempts >= ?",
-                (now, now, MAX_ATTEMPTS),
-            )
-            ids = [
-                row[0]
-                for row in db.execute(
-                    "SELECT turn_id FROM turns WHERE state = 'judging' AND claim_until <= ? "
-                    "AND retry_at <= ? ORDER BY created, seq LIMIT ?",
-                    (now, now, limit),
-                )
-            ]
-            db.executemany(
-                "UPDATE turns SET claim_worker = ?, claim_until = ?, attempts = attempts + 1 "
-                "WHERE turn_id = ?",
-                [(worker, now + lease_seconds, turn_id) for turn_id in ids],
-            )
-        with self._db.read() as db:
-            found = [turns.load_turn(db, turn_id) for turn_id in ids]
-        return [turn for turn in found if turn is not None]
-
-    def extend_claims(self, worker: str, until: float) -> None:
-        """A slow judge is still at work: keep its claims until then."""
-        with self._db.write() as db:
-            db.execute(
-                "UPDATE turns SET claim_until = ? WHERE state = 'judging' AND claim_worker = ?",
-                (until, worker),
-            )
-
-    def release_claims(self, worker: str) -> int:
-        """A judge stops in good order: its turns are free at once, the attempt does not count."""
-        with self._db.write() as db:
-            return db.execute(
-                "UPDATE turns SET claim_worker = NULL, claim_until = 0, attempts = attempts - 1 "
-                "WHERE state = 'judging' AND claim_worker = ?",
-                (worker,),
-            ).rowcount
-
-    def write_verdict(
-        self, turn_id: str, worker: str, verdict: Verdict, now: float
-    ) -> State | None:
-        """The turn is READY, or DROPPED as `no_signal` where nothing could be learnt: no score or
-        0, and no teacher value. None (and nothing changed) where the claim was lost.
-
-        Raises `JournalError` for a score that is no finite number, or teacher values that are not
-        one for each output token.
-        """
-        teacher = verdict.teacher_log_probs
-        if verdict.score is not None and not math.isfinite(verdict.score):
-            raise JournalError(f"turn {turn_id}: the score must be a finite number or None")
-        with self._db.write() as db:
-            row = _claimed(db, turn_id, worker)
-            if row is None:
-                return None
-            seq, output_len, _ = row
-            if teacher is not None and len(teacher) != output_len:
-                raise JournalError(
-                    f"turn {turn_id}: {len(teacher)} teacher values for {output_len} tokens"
-                )
-            taught = teacher is not None and any(map(math.isfinite, teacher))
-            state = State.READY if verdict.score or taught else State.DROPPED
-            turns.store_verdict(db, seq, verdict, now)
-            db.execute(
-                "UPDATE turns SET state = ?, reason = ?, changed = ?, claim_worker = NULL "
-                "WHERE seq = ?",
-                (state, "" if state is State.READY else "no_signal", now, seq),
-            )
-            return state
-
-    def postpone(
-        self,
-        turn_id: str,
-        worker: str,
-        reason: str,
-        retry_at: float,
-        *,
-        max_attempts: int = MAX_ATTEMPTS,
-    ) -> State | None:
-        """The judge could not be asked: JUDGING again from `retry_at` on, or DROPPED for `reason`
-        after `max_attempts`. Counted as `postponed:<reason>`. None where the claim was lost."""
-        with self._db.write() as db:
-            row = _claimed(db, turn_id, worker)
-            if row is None:
-                return None
-            seq, _, attempts = row
-            turns.add_count(db, "count", f"postponed:{reason}")
-            if attempts >= max_attempts:
-                self._end("seq = ?", (seq,), reason, retry_at)
-                return State.DROPPED
-            db.execute(
-                "UPDATE turns SET claim_worker = NULL, claim_until = 0, retry_at = ? WHERE seq = ?",
-                (retry_at, seq),
-            )
-            return State.JUDGING
-
-    # -- rollout ---------------------------------------------------------------------------
-
-    def ready(self, limit: int = 4096) -> list[ReadyTurn]:
-        """Ready turns, oldest first; of any one session no more than its fair part of `limit`
-        while others have some, so that a long queue of one hides nobody."""
-        with self._db.read() as db:
-            rows = db.execute(
-                "SELECT turn_id, session_id, owner, created, min_version, max_version, "
-                "temperature, output_len, off_policy FROM (SELECT *, row_number() OVER "
-                "(PARTITION BY session_id ORDER BY created, seq) AS place FROM turns "
-                "WHERE state = 'ready') ORDER BY place LIMIT ?",
-                (limit,),
-            ).fetchall()
-        found = [
-            ReadyTurn(
-                turn_id=row[0],
-                session_id=row[1],
-                owner=row[2],
-                created=row[3],
-                min_version=row[4],
-                max_version=row[5],
-                temperature=row[6],
-                output_len=row[7],
-                off_policy=bool(row[8]),
-            )
-            for row in rows
-        ]
-        return sorted(found, key=lambda turn: (turn.created, turn.turn_id))
-
-    def lease(self, rollout_id: int, host: str, turn_ids: Iterable[str], now: float) -> bool:
-        """Take ready turns for one rollout: all of them, or none and False.
-
-        Raises `JournalError` while an earlier lease of this host and rollout is unfinished.
-        """
-        ids = list(dict.fromkeys(turn_ids))
-        if not ids:
-            return False
-        with self._db.write() as db:
-            if db.execute(
-                "SELECT 1 FROM turns WHERE state = 'leased' AND lease_host = ? "
-                "AND lease_rollout = ?",
-                (host, rollout_id),
-            ).fetchone():
-                raise JournalError(
-                    f"rollout {rollout_id} of {host} has an unfinished lease: train it or give "
-                    "it back"
-                )
-            wanted = json.dumps(ids)
-            ready = db.execute(
-                "SELECT count(*) FROM turns WHERE state = 'ready' "
-                "AND turn_id IN (SELECT value FROM json_each(?))",
-                (wanted,),
-            ).fetchone()[0]
-            if ready != len(ids):
-                return False
-            db.execute(
-                "UPDATE turns SET state = 'leased', lease_host = ?, lease_rollout = ?, "
-                "leased_at = ?, changed = ? WHERE state = 'ready' "
-                "AND turn_id IN (SELECT value FROM json_each(?))",
-                (host, rollout_id, now, now, wanted),
-            )
-            return True
-
-    def leases(self, host: str) -> list[Lease]:
-        """Unfinished leases of a host, lowest rollout first; turns oldest first."""
-        with self._db.read() as db:
-            rows = db.execute(
-                "SELECT lease_rollout, turn_id, leased_at FROM turns WHERE state = 'leased' "
-                "AND lease_host = ? ORDER BY lease_rollout, created, turn_id",
-                (host,),
-            ).fetchall()
-        ids: dict[int, list[str]] = {}
-        times: dict[int, float] = {}
-        for rollout_id, turn_id, leased_at in rows:
-            ids.setdefault(rollout_id, []).append(turn_id)
-            times.setdefault(rollout_id, leased_at)
-        return [
-            Lease(host=host, rollout_id=key, turn_ids=tuple(value), created=times[key])
-            for key, value in ids.items()
-        ]
-
-    def give_back(self, rollout_id: int, host: str, now: float) -> int:
-        """The turns of an unfinished lease are ready again; how many."""
-        return self._settle(
-            "state = 'ready', lease_host = NULL, lease_rollout = NULL, leased_at = NULL",
-            (), rollout_id, host, now,
-        )  # fmt: skip
-
-    def mark_trained(self, rollout_id: int, host: str, version: str, now: float) -> int:
-        """The weights `version` have learnt from this lease; how many turns. Again: 0."""
-        return self._settle(
-            "state = 'trained', trained_version = ?", (version,), rollout_id, host, now
-        )
-
-    def _settle(
-        self, change: str, values: tuple[Any, ...], rollout_id: int, host: str, now: float
-    ) -> int:
-        with self._db.write() as db:
-            return db.execute(
-                f"UPDATE turns SET {change}, changed = ? "
-                "WHERE state = 'leased' AND lease_host = ? AND lease_rollout = ?",
-                (*values, now, host, rollout_id),
-            ).rowcount
-
-    def lineage(self, turn_ids: Iterable[str]) -> list[Lineage]:
-        """These turns and all whose tokens their prompts begin with, oldest first."""
-        with self._db.read() as db:
-            return turns.load_lineage(db, turn_ids)
-
-    def outputs(self, turn_ids: Iterable[str]) -> list[Output]:
-        """Sampled tokens and verdicts, oldest first; unknown ids are left out."""
-        with self._db.read() as db:
-            return turns.load_outputs(db, turn_ids)
 
     # -- endpoints -------------------------------------------------------------------------
 
@@ -465,24 +214,53 @@ class Journal:
         older_than: float | None = None,
         max_bytes: int | None = None,
     ) -> int:
-        """Delete turns with all their text; how many. Conditions are joined by "and".
+        """Delete turns with all their text; how many.
 
-        `session_id` and `owner` delete what they name, leased turns included. `older_than` (a
-        time) and `max_bytes` (of the file's content) leave leased turns alone and go from the
-        oldest on, finished ones first. Deleted turns that had not ended count as dropped
-        `purged`; the space is overwritten and returned to the system.
+        `session_id`, `owner` and `older_than` (a time) are joined by "and"; `max_bytes` (of the
+        file's content) stands alone. What is named by session or owner goes at once, leased turns
+        included. By age and size leased turns stay, the oldest go first (by size, finished ones
+        before others), in transactions of a few dozen turns. Deleted turns that had not ended
+        count as dropped `purged`; the space is overwritten and returned to the system.
         """
-        if session_id is None and owner is None and older_than is None and max_bytes is None:
+        named = session_id is not None or owner is not None
+        if named or older_than is not None:
+            limit = None if named else retention.CHUNK
+            removed = self._purge_step(
+                lambda db: retention.purge(db, session_id, owner, older_than, limit), limit
+            )
+        elif max_bytes is not None:
+            removed = self._purge_step(lambda db: retention.shrink(db, max_bytes), retention.CHUNK)
+        else:
             raise JournalError("purge needs to be told what to delete")
-        removed = 0
-        with self._db.write() as db:
-            if session_id is not None or owner is not None or older_than is not None:
-                removed += retention.purge(db, session_id, owner, older_than)
-            if max_bytes is not None:
-                removed += retention.shrink(db, max_bytes)
         if removed:
             self._db.give_space_back()
         return removed
+
+    def _purge_step(self, step: Callable[[sqlite3.Connection], int], limit: int | None) -> int:
+        removed = 0
+        while True:
+            with self._db.write() as db:
+                n = step(db)
+            removed += n
+            if limit is None or n < limit:
+                return removed
+
+    def upkeep(
+        self,
+        now: float,
+        *,
+        next_state_ttl: float | None = None,
+        ready_ttl: float | None = None,
+        max_age: float | None = None,
+        max_bytes: int | None = None,
+    ) -> dict[str, int]:
+        """What somebody should do every few minutes, from a thread and a connection of its own:
+        `expire`, then `purge` by age in seconds and by size. How many turns, by what happened."""
+        done = self.expire(now, next_state_ttl, ready_ttl=ready_ttl)
+        purged = self.purge(older_than=now - max_age) if max_age is not None else 0
+        if max_bytes is not None:
+            purged += self.purge(max_bytes=max_bytes)
+        return done | ({"purged": purged} if purged else {})
 
     def size(self) -> int:
         """Bytes of content in the file, without free pages."""
@@ -494,12 +272,3 @@ class Journal:
         now = (self._db.pragma("data_version"), self._db.own_changes())
         changed, self._seen_change = now != self._seen_change, now
         return changed
-
-
-def _claimed(db: sqlite3.Connection, turn_id: str, worker: str) -> tuple[int, int, int] | None:
-    row: tuple[int, int, int] | None = db.execute(
-        "SELECT seq, output_len, attempts FROM turns "
-        "WHERE turn_id = ? AND state = 'judging' AND claim_worker = ?",
-        (turn_id, worker),
-    ).fetchone()
-    return row

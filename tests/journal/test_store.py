@@ -532,6 +532,18 @@ def test_purging_by_size_goes_from_the_oldest_on_and_spares_the_unfinished(
     assert journal.fates().balanced()
 
 
+def test_upkeep_expires_and_purges(journal: Journal):
+    for rec in chain(200):  # created at 100, 101, ... 299
+        journal.record_turn(rec)
+    assert journal.upkeep(300.0) == {}
+    done = journal.upkeep(300.0, next_state_ttl=50.0, max_age=100.0, max_bytes=10**9)
+    assert done == {"no_next_state": 150, "purged": 100}
+    fates = journal.fates()
+    assert (fates.seen, fates.waiting, fates.dropped) == (200, 50, {"no_next_state": 150})
+    assert fates.balanced()
+    assert len(journal.tokens("s1-199")) == 1 + 200 * 5
+
+
 # -- whatever happens ----------------------------------------------------------------------
 
 ACTIONS = st.lists(
