@@ -1,0 +1,265 @@
+"""The host whole: a tiny real model serves over HTTP, is trained, and is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.journal import Journal, State, Verdict
+from openclaw_rl.local import checkpoint
+from openclaw_rl.local.host import Host
+from tests.fakes.model import tiny_model
+from tests.journal.build import record
+
+GOOD, BAD = 20, 30  # replies that contain the one please, the other displease
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: Any) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def arguments(model_dir: Path, tmp_path: Path, **changes: Any) -> Namespace:
+    fields: dict[str, Any] = {
+        "hf_checkpoint": str(model_dir), "device": "cpu", "dtype": "float32",
+        "journal_path": str(tmp_path / "journal.db"), "save": str(tmp_path / "checkpoints"),
+        "host_name": "h", "rollout_batch_size": 4, "session_share": 1.0, "lr": 3e-3,
+        "rollout_poll_seconds": 0.01, "rollout_temperature": 1.0, "lora_rank": 4,
+        "engine_threads": 1, "train_threads": 1, "engine_kv_tokens": 4096,
+        "custom_loss_function_path": "openclaw_rl.losses.combined_loss",
+    }  # fmt: skip
+    return Namespace(**(fields | changes))
+
+
+class Running:
+    """A host in a thread of this process."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.host = Host(args)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self.host.run())
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Host:
+        self.thread.start()
+        assert self.host.started.wait(60), self.error
+        return self.host
+
+    def __exit__(self, *_: object) -> None:
+        self.host.stop.set()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        assert self.error is None
+
+
+def generate(url: str, ids: list[int], n: int = 12, **params: Any) -> dict[str, Any]:
+    sampling = {"temperature": 1.0, "max_new_tokens": n, **params}
+    body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
+    request = urllib.request.Request(
+        f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def log_probs(reply: dict[str, Any]) -> torch.Tensor:
+    return torch.tensor([p for p, *_ in reply["meta_info"]["output_token_logprobs"]])
+
+
+def play(journal: Journal, url: str, name: str, prompt: list[int], score: float) -> str:
+    """One turn through the served engine into the journal, judged."""
+    reply = generate(url, prompt)
+    meta = reply["meta_info"]
+    versions = [v for v, n in meta["weight_versions"] for _ in range(n)]
+    rec = record(
+        name, session_id=name, prompt_ids=prompt, output_ids=reply["output_ids"],
+        output_logprobs=[p for p, _, _ in meta["output_token_logprobs"]],
+        output_versions=versions, node_hash=name, created=time.time(),
+    )  # fmt: skip
+    journal.record_turn(rec)
+    journal.set_next_state(name, ({"role": "user", "content": "ok"},), time.time())
+    (turn,) = journal.claim("w", 1, time.time(), 60)
+    assert journal.write_verdict(turn.turn_id, "w", Verdict(score=score), time.time()) is (
+        State.READY
+    )
+    return name
+
+
+def until(condition: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
+    args = arguments(model_dir, tmp_path)
+    prompt = [1, 40, 41, 42, 43]
+    with Journal.open(args.journal_path) as journal:
+        with Running(args) as host:
+            policy, judge = journal.endpoint("policy"), journal.endpoint("judge")
+            assert policy.info["weight_version"] == "0"
+            assert judge.url == f"{policy.url}/base" == journal.endpoint("teacher").url
+            before = generate(policy.url, prompt, temperature=0.0)
+            for i in range(8):
+                play(journal, policy.url, f"t{i}", [*prompt, 50 + i], 1.0 if i % 2 else -1.0)
+            until(lambda: journal.fates().trained == 8)
+            assert journal.endpoint("policy").info["weight_version"] == "2"
+            after = generate(policy.url, prompt)
+            assert after["meta_info"]["weight_version"] == "2"
+            base = generate(f"{policy.url}/base", prompt, temperature=0.0)
+            torch.testing.assert_close(log_probs(base), log_probs(before))
+            assert base["output_ids"] == before["output_ids"]
+            _trainer_agrees_with_engine(host, policy.url)
+            scored = generate(policy.url, prompt, temperature=0.0)
+        assert journal.leases("h") == []
+        assert journal.fates().balanced()
+
+        with Running(args) as host:
+            policy = journal.endpoint("policy")
+            assert policy.info["weight_version"] == "2" == host.core.version
+            again = generate(policy.url, prompt, temperature=0.0)
+            assert again["output_ids"] == scored["output_ids"]
+            torch.testing.assert_close(log_probs(again), log_probs(scored))
+
+
+def _trainer_agrees_with_engine(host: Host, url: str) -> None:
+    """The promise: mean difference of the log-probs of the same tokens at most 1e-3."""
+    gaps = []
+    for k in range(4):
+        ids = [1, 60 + k, 61, 62]
+        reply = generate(url, ids, n=24)
+        got = log_probs(reply)
+        whole = torch.tensor([*ids, *reply["output_ids"]])
+        with torch.no_grad():
+            logits = host.trainer.model(whole[None]).logits[0]
+        n = len(reply["output_ids"])
+        mine = torch.log_softmax(logits[-n - 1 : -1], -1).gather(1, whole[-n:, None])[:, 0]
+        gaps.append((mine - got).abs())
+    assert float(torch.cat(gaps).mean()) <= 1e-3
+    assert float(torch.cat(gaps).max()) <= 1e-3
+
+
+def test_requests_pass_while_the_trainer_works(model_dir, tmp_path):
+    """A stream that runs across weight updates is not broken, and each token has its version."""
+    args = arguments(model_dir, tmp_path, rollout_batch_size=2)
+    with Journal.open(args.journal_path) as journal, Running(args) as host:
+        url = host.url
+        assert url is not None
+        replies: list[dict[str, Any]] = []
+        stop = threading.Event()
+
+        def talk() -> None:
+            while not stop.is_set():
+                replies.append(generate(url, [1, 2, 3], n=40, ignore_eos=True))
+
+        talker = threading.Thread(target=talk)
+        talker.start()
+        for i in range(6):
+            play(journal, url, f"t{i}", [1, 50 + i], 1.0 if i % 2 else -1.0)
+        until(lambda: journal.fates().trained == 6)
+        stop.set()
+        talker.join(60)
+        assert all(r["meta_info"]["finish_reason"]["type"] == "length" for r in replies)
+        assert all(len(r["output_ids"]) == 40 for r in replies)
+
+
+def test_case_6_serving_goes_on_without_the_trainer(model_dir, tmp_path):
+    hook = tmp_path / "loss.py"
+    hook.write_text("def loss(*a):\n    raise ValueError\n")
+    args = arguments(model_dir, tmp_path, custom_loss_function_path=str(hook), rollout_batch_size=1)
+    with Journal.open(args.journal_path) as journal, Running(args) as host:
+        play(journal, host.url, "t0", [1, 2], 1.0)
+        until(lambda: journal.fates().counters.get("training_stopped") == 1)
+        assert generate(host.url, [1, 2])["output_ids"]
+        assert journal.fates().ready == 1
+
+
+def test_misuse_is_said_before_anything_is_served(model_dir, tmp_path):
+    with pytest.raises(ConfigError, match="save"):
+        Host(arguments(model_dir, tmp_path, save=None))
+    with pytest.raises(ConfigError, match="cuda"):
+        Host(arguments(model_dir, tmp_path, device="cuda:99"))
+    with pytest.raises(ConfigError, match="cannot load"):
+        Host(arguments(tmp_path / "nothing", tmp_path))
+
+
+SCRIPT = """
+import json, logging, sys
+from argparse import Namespace
+from openclaw_rl.local.host import run_host
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+run_host(Namespace(**json.loads(sys.argv[1])))
+"""
+
+
+def _start(args: Namespace) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(vars(args))], env=env)
+
+
+def _alive_url(journal: Journal, process: subprocess.Popen[bytes]) -> str:
+    def up() -> bool:
+        assert process.poll() is None, "the host ended"
+        policy = journal.endpoint("policy")
+        return policy is not None and policy.info["pid"] == process.pid
+
+    until(up, 120)
+    return journal.endpoint("policy").url
+
+
+@pytest.mark.slow
+def test_case_33_kill_9_of_the_host_loses_and_repeats_nothing(model_dir, tmp_path):
+    """Real processes, killed while they train; then SIGTERM ends the last one cleanly."""
+    args = arguments(model_dir, tmp_path, rollout_batch_size=2)
+    process = None
+    n = 0
+    try:
+        with Journal.open(args.journal_path) as journal:
+            for round_number in range(3):
+                process = _start(args)
+                url = _alive_url(journal, process)
+                for _ in range(6):
+                    play(journal, url, f"t{n}", [1, 2 + n], 1.0 if n % 2 else -1.0)
+                    n += 1
+                if round_number < 2:
+                    seen = journal.fates().trained
+                    until(lambda seen=seen: journal.fates().trained > seen)
+                    process.send_signal(signal.SIGKILL)
+                    process.wait(30)
+            until(lambda: journal.fates().trained == n)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            fates = journal.fates()
+            assert fates.balanced()
+            assert (fates.trained, fates.leased, sum(fates.dropped.values())) == (n, 0, 0)
+            state = checkpoint.read_state(checkpoint.folders(Path(args.save))[0])
+            # every version learnt exactly one batch of two
+            assert state.version * args.rollout_batch_size == n
+            versions = [journal.turn(f"t{i}").trained_version for i in range(n)]
+            assert sorted(map(int, versions)) == [1 + i // 2 for i in range(n)]
+            assert math.isfinite(state.version)
+    finally:
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait(30)
