@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -110,6 +111,14 @@ async def judge_all(
         await args.judge_resources.close()
 
 
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """For what other processes and threads do."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)
+
+
 class FakeChat:
     """An OpenAI-compatible endpoint with scripted answers: text, a status, or a whole choice."""
 
@@ -120,6 +129,7 @@ class FakeChat:
         self.headers: list[dict[str, str]] = []
         self.refuse: Callable[[dict[str, Any]], str | None] = lambda body: None
         self.hold: asyncio.Event | None = None
+        self.arrived = asyncio.Condition()
         self.most_at_once = 0
         self._now = 0
         self._runner: web.AppRunner | None = None
@@ -129,6 +139,8 @@ class FakeChat:
         body = await request.json()
         self.bodies.append(body)
         self.headers.append({k.lower(): v for k, v in request.headers.items()})
+        async with self.arrived:
+            self.arrived.notify_all()
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         try:

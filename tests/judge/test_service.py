@@ -1,0 +1,113 @@
+"""The judge as a process: started, stopped, killed and started again (CASE 33)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.errors import HookError
+from openclaw_rl.journal.store import Journal
+from openclaw_rl.judge.counts import format_counts, judge_counts
+from openclaw_rl.judge.service import run_judge
+from tests.judge.helpers import add_turn, make_args, until
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import asyncio, logging, sys
+from argparse import Namespace
+from openclaw_rl.judge import worker
+from openclaw_rl.judge.service import run_judge
+worker.CLAIM_SECONDS = 1.0
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+asyncio.run(run_judge(Namespace(journal_path=sys.argv[1], custom_rm_path=sys.argv[2],
+                                hf_checkpoint=None, judge_concurrency=2)))
+"""
+
+
+def start(path: Path, reward: Path | str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(path), str(reward)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def test_the_service_judges_and_stops(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    args = make_args(path, custom_rm_path="openclaw_rl.rewards.feedback")
+    stop = asyncio.Event()
+    with Journal.open(path) as journal:
+        add_turn(journal, "t1", "Perfect, thanks.")
+        running = asyncio.create_task(run_judge(args, stop=stop))
+        await asyncio.to_thread(until, lambda: journal.fates().ready == 1)
+        add_turn(journal, "t2", "What is snow?")
+        await asyncio.to_thread(until, lambda: journal.fates().dropped)
+        stop.set()
+        await asyncio.wait_for(running, 20)
+        counts = judge_counts(journal)
+        assert counts["judged"] == 2
+        assert counts["dropped:no_signal"] == 1
+        assert "judged 2" in format_counts(counts)
+    assert format_counts({}) == "nothing to judge yet"
+
+
+async def test_a_reward_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path) -> None:
+    args = Namespace(journal_path=str(tmp_path / "j.db"), custom_rm_path="./none.py")
+    with pytest.raises(HookError, match="--custom-rm-path"):
+        await run_judge(args)
+    assert not (tmp_path / "j.db").exists()
+
+
+def test_case_33_a_killed_judge_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    stuck = tmp_path / "stuck.py"
+    stuck.write_text("import time\ndef custom_rm(args, sample, **kw):\n    time.sleep(60)\n")
+    with Journal.open(path) as journal:
+        for n in range(3):
+            add_turn(journal, f"t{n}", "Perfect, thanks.")
+        first = start(path, stuck)
+        try:
+            until(lambda: (journal.turn("t0") or 0).attempts == 1)  # type: ignore[union-attr]
+        finally:
+            first.kill()
+            first.communicate()
+        second = start(path, "openclaw_rl.rewards.feedback")
+        try:
+            until(lambda: journal.fates().ready == 3)
+            second.send_signal(signal.SIGTERM)
+            output, _ = second.communicate(timeout=20)
+        finally:
+            second.kill()
+        assert second.returncode == 0
+        assert output.count("verdict turn=") == 3
+        assert "Perfect" not in output
+        assert journal.fates().balanced()
+
+
+def test_a_stopped_judge_gives_its_turns_back_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    stuck = tmp_path / "stuck.py"
+    stuck.write_text("import time\ndef custom_rm(args, sample, **kw):\n    time.sleep(60)\n")
+    with Journal.open(path) as journal:
+        add_turn(journal, "t0", "x")
+        judge = start(path, stuck)
+        try:
+            until(lambda: (journal.turn("t0") or 0).attempts == 1)  # type: ignore[union-attr]
+            judge.send_signal(signal.SIGTERM)
+            judge.communicate(timeout=20)
+        finally:
+            judge.kill()
+        assert judge.returncode == 0
+        assert journal.turn("t0").attempts == 0  # type: ignore[union-attr]
+        assert len(journal.claim("next", 1, time.time(), 60.0)) == 1

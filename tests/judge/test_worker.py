@@ -1,0 +1,404 @@
+"""`JudgeWorker` on a real journal (CASES 14, 27, 28, 34)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.errors import EngineUnavailable
+from openclaw_rl.hooks import load_hook
+from openclaw_rl.journal.records import State
+from openclaw_rl.journal.store import Journal
+from openclaw_rl.judge import worker as worker_module
+from openclaw_rl.rewards import exit_code, feedback, prm
+from openclaw_rl.sample import Sample
+from tests.fakes.engine import FakeEngine, Fault, logprob_of
+from tests.fakes.model import tiny_tokenizer
+from tests.judge.helpers import (
+    Clock,
+    FakeChat,
+    add_turn,
+    judge_all,
+    make_args,
+    make_worker,
+    user,
+)
+
+SECRET = "my secret words"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.db") as journal:
+        yield journal
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def state(journal: Journal, turn_id: str = "t1") -> State:
+    turn = journal.turn(turn_id)
+    assert turn is not None
+    return turn.state
+
+
+def verdict(journal: Journal, turn_id: str = "t1") -> Any:
+    turn = journal.turn(turn_id)
+    assert turn is not None
+    return turn.verdict
+
+
+async def test_the_sample_is_the_turn(journal: Journal) -> None:
+    seen: list[Sample] = []
+
+    async def reward(args: Any, sample: Sample, **kwargs: Any) -> float:
+        sample.validate()
+        seen.append(sample)
+        sample.metadata["messages"][0]["content"] = "changed"
+        return 0.5
+
+    add_turn(
+        journal, "t1", "next", truncated=True, finish_reason="length",
+        template_kwargs={"enable_thinking": False}, tools=[{"type": "function"}],
+        output_versions=["1", "1", "2"],
+    )  # fmt: skip
+    await judge_all(journal, reward, make_args())
+    sample = seen[0]
+    assert sample.tokens == [1, 2, 3, 11, 12, 2]
+    assert sample.response_length == 3
+    assert sample.response == "Water."
+    assert sample.rollout_log_probs == [-0.5] * 3
+    assert sample.weight_versions == ["1", "1", "2"]
+    assert sample.status is Sample.Status.TRUNCATED
+    assert sample.session_id == "session-of-t1"
+    assert sample.metadata["next_state"] == [user("next")]
+    assert sample.metadata["reply"]["content"] == "Water."
+    assert sample.metadata["tools"] == [{"type": "function"}]
+    assert sample.metadata["template_kwargs"] == {"enable_thinking": False}
+    assert sample.metadata["finish_reason"] == "length"
+    turn = journal.turn("t1")
+    assert turn is not None
+    assert turn.state is State.READY
+    assert turn.messages[0]["content"] == "What is rain?"
+    assert turn.verdict.score == 0.5
+
+
+async def test_plain_words_and_no_signal(journal: Journal) -> None:
+    add_turn(journal, "t1", "Perfect, thanks. And snow?")
+    add_turn(journal, "t2", "And snow?")
+    await judge_all(journal, feedback.custom_rm, make_args())
+    assert (state(journal), verdict(journal).score) == (State.READY, 1.0)
+    assert state(journal, "t2") is State.DROPPED
+    assert journal.fates().dropped == {"no_signal": 1}
+    assert journal.fates().balanced()
+
+
+async def test_case_14_two_tool_results_of_which_the_first_failed(journal: Journal) -> None:
+    results = [
+        {"role": "tool", "tool_call_id": "a", "content": "boom\nExit code: 1"},
+        {"role": "tool", "tool_call_id": "b", "content": "fine\nExit code: 0"},
+    ]
+    add_turn(journal, "t1", results)
+    await judge_all(journal, exit_code.custom_rm, make_args())
+    assert verdict(journal).score == -1.0
+
+
+async def test_a_correction_is_the_hint_for_the_teacher(journal: Journal, model: Path) -> None:
+    from openclaw_rl.engine.chat import ChatTokenizer
+
+    add_turn(journal, "t1", "Too long, one sentence please. What is snow?")
+    async with FakeEngine() as engine:
+        args = make_args(hf_checkpoint=str(model))
+        journal.publish("teacher", engine.url, {}, 1.0)
+        await judge_all(journal, feedback.custom_rm, args)
+        assert len(engine.requests) == 1
+    found = verdict(journal)
+    assert (found.score, found.hint) == (-1.0, "Too long, one sentence please.")
+    chat = ChatTokenizer.load(model)
+    hinted = [user("What is rain?\n\n[hint]\nToo long, one sentence please.")]
+    start = len(chat.encode(chat.render(hinted)))
+    assert list(found.teacher_log_probs) == [
+        logprob_of(token, start + at) for at, token in enumerate([11, 12, 2])
+    ]
+
+
+async def test_no_teacher_is_asked_without_distillation(journal: Journal) -> None:
+    add_turn(journal, "t1", "Too long, one sentence please.")
+    await judge_all(journal, feedback.custom_rm, make_args(w_opd=0.0))
+    assert verdict(journal).teacher_log_probs is None
+    assert state(journal) is State.READY
+
+
+def raises(args: Any, sample: Sample) -> float:
+    raise ValueError(SECRET)
+
+
+async def raises_later(args: Any, sample: Sample) -> float:
+    await asyncio.sleep(0)
+    raise KeyError(SECRET)
+
+
+async def hangs(args: Any, sample: Sample) -> float:
+    await asyncio.Event().wait()
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason"),
+    [
+        (raises, "reward_failed"),
+        (raises_later, "reward_failed"),
+        (hangs, "reward_timeout"),
+        (lambda args, sample: math.nan, "reward_nan"),
+        (lambda args, sample: {"score": math.inf}, "reward_nan"),
+        (lambda args, sample: "good", "reward_invalid"),
+        (lambda args, sample: {"score": 1.0, "teacher_log_probs": [-1.0]}, "reward_invalid"),
+        (lambda args, sample: next(iter(())), "reward_failed"),
+    ],
+)
+async def test_case_34_a_bad_reward_drops_its_turn_only(
+    journal: Journal, caplog: pytest.LogCaptureFixture, reward: Any, reason: str
+) -> None:
+    async def mixed(args: Any, sample: Sample) -> Any:
+        if sample.metadata["turn_id"] != "bad":
+            return 1.0
+        result = reward(args, sample)
+        return await result if asyncio.iscoroutine(result) else result
+
+    for turn_id in ("good1", "bad", "good2"):
+        add_turn(journal, turn_id, SECRET)
+    with caplog.at_level(logging.INFO):
+        await judge_all(journal, mixed, make_args(judge_timeout=0.3))
+    assert journal.fates().dropped == {reason: 1}
+    assert journal.fates().ready == 2
+    assert journal.fates().balanced()
+    assert SECRET not in caplog.text
+
+
+async def test_case_34_a_plain_function_that_never_returns(journal: Journal) -> None:
+    end = threading.Event()
+    add_turn(journal, "t1", "x")
+    await judge_all(journal, lambda args, sample: end.wait(20), make_args(judge_timeout=0.2))
+    end.set()
+    assert journal.fates().dropped == {"reward_timeout": 1}
+
+
+async def test_plain_functions_and_reward_key(journal: Journal) -> None:
+    add_turn(journal, "t1", "x")
+    main = threading.get_ident()
+    threads = []
+
+    def reward(args: Any, sample: Sample, **kwargs: Any) -> dict[str, float]:
+        threads.append(threading.get_ident())
+        return {"score": 1.0, "mine": -0.25}
+
+    await judge_all(journal, reward, make_args(reward_key="mine"))
+    assert verdict(journal).score == -0.25
+    assert threads != [main]
+
+
+async def test_case_27_a_judge_that_is_down_costs_time_and_no_score(journal: Journal) -> None:
+    clock = Clock()
+    args = make_args(judge_concurrency=3)
+    for n in range(5):
+        add_turn(journal, f"t{n}", "x")
+    async with FakeChat() as fake:
+        args.prm_url = fake.url
+        fake.default = 503
+        worker = make_worker(journal, prm.custom_rm, args, clock=clock)
+        await worker.run_until_idle()
+        assert journal.fates().judging == 5
+        assert len(fake.bodies) == 3  # then it rests
+        await worker.run_until_idle()
+        assert len(fake.bodies) == 3
+        clock.now += 1.5
+        await worker.run_until_idle()
+        assert len(fake.bodies) == 4  # one turn finds out
+        assert journal.fates().counters["postponed:judge_unavailable"] == 4
+        assert journal.fates().dropped == {}
+        fake.default = '{"verdict": 1}'
+        clock.now += 60
+        await worker.run_until_idle()
+        await worker.run_until_idle()
+        await args.judge_resources.close()
+    assert journal.fates().ready == 5
+    assert all(verdict(journal, f"t{n}").score == 1.0 for n in range(5))
+
+
+async def test_case_27_an_endpoint_that_is_not_published_yet(journal: Journal, model: Path) -> None:
+    clock, args = Clock(), make_args(hf_checkpoint=str(model))
+    add_turn(journal, "t1", "x")
+    worker = make_worker(journal, prm.custom_rm, args, clock=clock)
+    worker_resources = args.judge_resources
+    worker_resources._engine("prm")._wait_seconds = 0.0
+    await worker.run_until_idle()
+    assert journal.fates().counters == {"postponed:judge_unavailable": 1}
+    async with FakeEngine(tokenizer=await worker_resources._chat(str(model))) as engine:
+        engine.say('{"why": "", "verdict": -1}')
+        journal.publish("judge", f"{engine.url}/base", {}, 1.0)
+        clock.now += 10
+        await worker.run_until_idle()
+        assert engine.requests[0].base
+        await worker_resources.close()
+    assert verdict(journal).score == -1.0
+    assert list(verdict(journal).votes) == [-1.0]
+
+
+async def test_case_26_no_verdict_is_asked_again_and_then_dropped(journal: Journal) -> None:
+    clock, args = Clock(), make_args()
+    add_turn(journal, "t1", "x")
+    async with FakeChat() as fake:
+        fake.default = "I cannot say."
+        args.prm_url = fake.url
+        worker = make_worker(journal, prm.custom_rm, args, clock=clock)
+        for attempt in range(worker_module.ABSTENTIONS):
+            assert state(journal) is State.JUDGING, attempt
+            await worker.run_until_idle()
+            clock.now += 600
+        await args.judge_resources.close()
+    assert len(fake.bodies) == worker_module.ABSTENTIONS
+    assert journal.fates().dropped == {"no_verdict": 1}
+    assert journal.fates().counters["postponed:no_verdict"] == 2
+
+
+async def test_a_refusal_is_tried_again(journal: Journal) -> None:
+    add_turn(journal, "t1", "x")
+    async with FakeChat() as fake:
+        fake.default = 401
+        await judge_all(journal, prm.custom_rm, make_args(prm_url=fake.url))
+    assert journal.fates().counters["postponed:judge_refused"] == 1
+    assert state(journal) is State.JUDGING
+
+
+async def test_a_teacher_away_keeps_the_turn(journal: Journal, model: Path) -> None:
+    add_turn(journal, "t1", "Too long, one sentence please.")
+    async with FakeEngine() as engine:
+        engine.faults += [Fault(status=500)] * 3
+        args = make_args(hf_checkpoint=str(model), teacher_url=engine.url)
+        await judge_all(journal, feedback.custom_rm, args)
+    assert state(journal) is State.JUDGING
+    assert journal.fates().counters["postponed:judge_unavailable"] == 1
+
+
+async def test_turns_are_judged_at_the_same_time(journal: Journal) -> None:
+    for n in range(9):
+        add_turn(journal, f"t{n}", "x")
+    async with FakeChat() as fake:
+        fake.hold = asyncio.Event()
+        args = make_args(prm_url=fake.url, judge_concurrency=4)
+        worker = make_worker(journal, prm.custom_rm, args)
+        running = asyncio.create_task(worker.run_until_idle())
+        async with asyncio.timeout(10), fake.arrived:
+            await fake.arrived.wait_for(lambda: len(fake.bodies) == 4)
+        fake.hold.set()
+        await running
+        await args.judge_resources.close()
+        assert fake.most_at_once == 4
+    assert journal.fates().ready == 9
+
+
+async def test_a_stopped_worker_gives_back_and_a_dead_one_is_replaced(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "STOP_SECONDS", 0.05)
+    clock, started = Clock(), asyncio.Event()
+
+    async def slow(args: Any, sample: Sample) -> float:
+        started.set()
+        await asyncio.Event().wait()
+        return 1.0
+
+    add_turn(journal, "t1", "x")
+    worker = make_worker(journal, slow, make_args(), clock=clock)
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(started.wait(), 10)
+    assert journal.claim("other", 9, clock.now, 60.0) == []
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    turn = journal.turn("t1")
+    assert turn is not None
+    assert (turn.state, turn.attempts) == (State.JUDGING, 0)
+
+    dead = make_worker(journal, slow, make_args(), clock=clock, name="dead")
+    await dead._take()
+    for task in dead._tasks:
+        task.cancel()  # killed: nothing is written back
+    live = make_worker(journal, lambda args, sample: 1.0, make_args(), clock=clock, name="live")
+    await live.run_until_idle()
+    assert state(journal) is State.JUDGING
+    clock.now += worker_module.CLAIM_SECONDS + 1
+    await live.run_until_idle()
+    assert state(journal) is State.READY
+
+
+async def test_a_running_worker_sees_new_turns(journal: Journal, tmp_path: Path) -> None:
+    judged = asyncio.Event()
+
+    def reward(args: Any, sample: Sample) -> float:
+        return 1.0
+
+    loop = asyncio.get_running_loop()
+    write = journal.write_verdict
+
+    def write_and_tell(*values: Any) -> Any:
+        result = write(*values)
+        loop.call_soon_threadsafe(judged.set)
+        return result
+
+    journal.write_verdict = write_and_tell  # type: ignore[method-assign]
+    worker = make_worker(journal, reward, make_args())
+    running = asyncio.create_task(worker.run())
+    with Journal.open(tmp_path / "journal.db") as other:
+        for turn_id in ("t1", "t2"):
+            judged.clear()
+            add_turn(other, turn_id, "x")
+            await asyncio.wait_for(judged.wait(), 10)
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    assert journal.fates().ready == 2
+
+
+async def test_log_lines_hold_numbers_only(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_turn(journal, "t1", f"That's wrong, {SECRET}.", messages=(user(SECRET),))
+    with caplog.at_level(logging.INFO):
+        await judge_all(journal, feedback.custom_rm, make_args(w_opd=0))
+    lines = [r.getMessage() for r in caplog.records if "verdict turn=t1" in r.getMessage()]
+    assert len(lines) == 1
+    assert "score=-1" in lines[0]
+    assert SECRET not in caplog.text
+
+
+async def test_a_users_reward_may_ask_for_another_try(journal: Journal) -> None:
+    def reward(args: Any, sample: Sample) -> float:
+        raise EngineUnavailable("my service is away")
+
+    add_turn(journal, "t1", "x")
+    await judge_all(journal, reward, make_args())
+    assert state(journal) is State.JUDGING
+
+
+async def test_the_example_reward(journal: Journal, model: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "my_method" / "custom_rm.py"
+    reward = load_hook(str(path), default_name="custom_rm", flag="--custom-rm-path")
+    long = {"role": "assistant", "content": "word " * 200}
+    add_turn(journal, "long", "What is snow?", reply=long)
+    add_turn(journal, "short", "What is snow?")
+    add_turn(journal, "liked", "Perfect, thanks.", reply=long)
+    async with FakeEngine() as engine:
+        args = make_args(teacher_url=engine.url, w_opd=0)
+        await judge_all(journal, reward, args)
+    assert verdict(journal, "long").score == -0.5
+    assert verdict(journal, "long").hint == "Keep the answer under 120 words."
+    assert state(journal, "short") is State.DROPPED
+    assert verdict(journal, "liked").score == 1.0
