@@ -20,6 +20,8 @@ from openclaw_rl.errors import EngineError, EngineUnavailable
 
 _IDS = b'"output_ids"'
 _LOGPROBS = b'"output_token_logprobs"'
+_SHORT = 2048
+"""Bytes up to which an event is parsed whole: that is faster than looking for its tail."""
 _POSITIVE = 1e-3
 """A log-prob may exceed 0 by rounding, not by more."""
 
@@ -89,8 +91,9 @@ class ReplyReader:
         else:
             raise EngineError(f"the engine sent {len(ids)} ids where {new} of {total} are new")
         logprobs = self._cut_logprobs(entries, new, total)
-        if len(ids) >= total and seen and self._cumulative_logprobs and not self._top:
-            self._known = _known_text(payload) if len(ids) == total else None
+        cumulative = len(ids) == total and seen and self._cumulative_logprobs
+        if cumulative and not self._top and len(payload) > _SHORT:
+            self._known = _known_text(payload)
         return fresh, logprobs
 
     def _cut_logprobs(self, entries: Any, new: int, total: int) -> list[Any] | None:
