@@ -9,6 +9,8 @@ the arguments only, never on the content of a micro-batch.
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -101,7 +103,8 @@ def _policy_loss(
     teacher = joined("teacher_log_probs") if opd else None
     gap, has_teacher = torch.zeros_like(current), torch.zeros_like(current)
     if teacher is not None:
-        baseline = _baseline(args, current, recomputed, rollout)
+        plain = functools.partial(_at_temperature_1, args, batch, logits, current)
+        baseline = _baseline(args, plain, recomputed, rollout)
         gap, has_teacher = distillation_advantage(teacher, baseline, _optional(args, "opd_clip"))
     w_rl, w_opd = _number(args, "w_rl", 1.0), _number(args, "w_opd", 1.0)
     advantages = combined_advantage(rewards, gap if opd else None, w_rl, w_opd)
@@ -145,16 +148,41 @@ def _policy_loss(
     return loss, {name: value.detach().clone() for name, value in metrics.items()}
 
 
-def _baseline(args: Any, current: Tensor, old: Tensor | None, rollout: Tensor | None) -> Tensor:
+def _baseline(
+    args: Any, current: Callable[[], Tensor], old: Tensor | None, rollout: Tensor | None
+) -> Tensor:
     """`log pi` of the distillation term; README.md tells why "current" is the default."""
     source = getattr(args, "opd_baseline", None) or "current"
     if source == "current":
-        return current
+        return current()
     if source == "old":
-        return current if old is None else old
+        return current() if old is None else old
     if source == "rollout" and rollout is not None:
         return rollout
     raise ConfigError(f"opd_baseline {source!r} is not one of current, old, rollout (or not there)")
+
+
+def _at_temperature_1(args: Any, batch: Batch, logits: Tensor, current: Tensor) -> Tensor:
+    """The current log-probs at temperature 1, at which engines score the teacher's.
+
+    At another `rollout_temperature` the two would belong to different distributions, and their
+    difference would be there even where teacher and policy agree.
+    """
+    if _number(args, "rollout_temperature", 1.0) == 1.0:
+        return current
+    plain = copy.copy(args)
+    plain.rollout_temperature = 1.0
+    with torch.no_grad():
+        _, computed = backend_for(args)(
+            logits.detach(),
+            args=plain,
+            unconcat_tokens=batch["unconcat_tokens"],
+            total_lengths=batch["total_lengths"],
+            response_lengths=batch["response_lengths"],
+            with_entropy=False,
+        )
+    parts = list(computed["log_probs"])
+    return torch.cat(parts) if parts else current
 
 
 def _join(values: Any, per_sample: Sequence[Tensor], like: Tensor) -> Tensor | None:

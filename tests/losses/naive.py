@@ -33,7 +33,8 @@ def naive_loss(
             if opd and teachers is not None and teachers[i] is not None:
                 value = float(teachers[i][t])
                 if not math.isnan(value):
-                    gap = value - lp.item()
+                    plain = torch.log_softmax(logits[0, begin + position - 1], dim=-1)
+                    gap = value - plain[tokens[position]].item()
                     clip = get("opd_clip", None)
                     if clip is not None:
                         gap = max(-clip, min(clip, gap))

@@ -334,6 +334,16 @@ def test_equals_the_naive_rendering(
     torch.testing.assert_close(grad, logits.grad, rtol=1e-9, atol=1e-12)
 
 
+def test_a_teacher_that_agrees_has_no_term_at_any_temperature():
+    """Engines score at temperature 1: the gap must not come from the temperature."""
+    batch, logits, masks = make([(2, 4)], teacher="none")
+    with torch.no_grad():
+        plain = torch.log_softmax(logits[0, 1:5], -1)
+        batch["teacher_log_probs"] = [plain.gather(-1, batch["unconcat_tokens"][0][2:, None])[:, 0]]
+    _, grad, _ = run(opd_loss, Namespace(rollout_temperature=0.6), batch, logits, masks)
+    assert grad.abs().max() < 1e-12
+
+
 # --- arguments ------------------------------------------------------------------------------------
 
 
