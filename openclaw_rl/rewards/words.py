@@ -79,7 +79,8 @@ class _Clause:
 def read_opinion(text: str, *, reply_asked: bool = False) -> Opinion:
     """Read what `text` says about the reply it follows.
 
-    `reply_asked`: that reply ended with a question, so that "no" may merely answer it.
+    `reply_asked`: that reply ended with a question, so that "no" or "in German" may merely answer
+    it.
     """
     text = text[:MAX_READ]
     plain = _mask(text)
@@ -183,8 +184,12 @@ def _classify(words: str, reply_asked: bool) -> _Says:
             return _Says.REFUSAL
         return _Says.COMPLAINT
     bare = english.LEADING.sub("", words, count=1) if english.LEADING.match(words) else words
-    contrast = words.startswith(("but ", "however ", "although ", "though "))
+    contrast = english.BUT.match(words) is not None
+    if contrast and english.BUT_WRONG.search(words):
+        return _Says.COMPLAINT
     for says, pattern in _ORDER:
+        if pattern is english.FRAGMENTS and reply_asked:
+            continue  # "in German, please" answers "in which language?"
         if any(pattern.match(form) for form in (words, bare)):
             return _Says.COMPLAINT if contrast and says is _Says.WISH else says
     return _Says.OTHER
@@ -198,6 +203,7 @@ _ORDER = (
     (_Says.QUESTION, english.WH_WORD),
     (_Says.COMPLAINT, english.COMPLAINTS),
     (_Says.WISH, english.WISHES),
+    (_Says.WISH, english.FRAGMENTS),
     (_Says.PRAISE, english.PRAISES),
     (_Says.REQUEST, english.REQUEST),
     (_Says.QUESTION, english.ASKS),
@@ -239,6 +245,8 @@ def _after_no(told: list[_Clause], reply_asked: bool) -> _Says | None:
     following = told[1]
     if following.says in (_Says.COMPLAINT, _Says.WISH, _Says.NO):
         return _Says.COMPLAINT
+    if not reply_asked and english.OTHER_ONE.match(following.text):
+        return _Says.COMPLAINT
     if english.FINE.match(following.text) or following.says is not _Says.OTHER:
         return None
     contradicts = not reply_asked and english.PRONOUN.match(following.text)
@@ -248,7 +256,8 @@ def _after_no(told: list[_Clause], reply_asked: bool) -> _Says | None:
 def _end_of_opinion(clauses: list[_Clause], end: int) -> int:
     """Where the part of a sentence ends that speaks of the reply."""
     for before, clause in pairwise(clauses):
-        if clause.says is _Says.QUESTION or english.NEXT_TASK.match(clause.text):
+        told = clause.says in (_Says.COMPLAINT, _Says.WISH)
+        if clause.says is _Says.QUESTION or (not told and english.NEXT_TASK.match(clause.text)):
             return before.end
     return end
 

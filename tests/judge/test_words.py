@@ -39,6 +39,10 @@ CONTENT = [
     "This is very helpful.",
     "Your answer is great.",
     "[Mon 2026-11-30 01:29 UTC] Perfect, thanks.",
+    "Sounds good.",
+    "LGTM",
+    "I love this answer",
+    "That is a great answer.",
 ]
 
 DISPLEASED = [  # text, the correction (None: nothing to learn)
@@ -75,6 +79,18 @@ DISPLEASED = [  # text, the correction (None: nothing to learn)
     ("Hmm, that isn't what I meant.", "="),
     ("That's not enough.", "="),
     ("👎 Too long", "Too long"),
+    ("Almost, but the date is wrong.", "="),
+    ("The second paragraph is too long.", "="),
+    ("The first sentence is good but the second one is wrong.", "="),
+    ("I asked about rivers, not banks.", "="),
+    ("Please provide more details.", "="),
+    ("Use Celsius instead.", "="),
+    ("I hate it when you use emojis.", "="),
+    ("That helps, but I need it in Python.", "="),
+    ("In German please.", "="),
+    ("No, not that one.", "="),
+    ("I still get the same error.", "="),
+    ("Great, another wrong answer.", "="),
     ("That's wrong.", None),
     ("No.", None),
     ("Wrong!", None),
@@ -134,6 +150,16 @@ NOTHING = [
     "Can you write a short poem?",
     "Do not forget to buy milk is what I must remember.",
     "Correct me if I am wrong, the Earth is round?",
+    "You should visit Rome, people say. Is that so?",
+    "I meant to ask you about rivers.",
+    "It was a great day. What should I write in my diary?",
+    "I love this city, what should I visit?",
+    "Write two sentences about rain.",
+    "I like tea, but the weather is bad. What can I do?",
+    "Great question.",
+    "My answer is wrong, can you help me find the mistake?",
+    "I don't understand gravity. Can you explain it?",
+    "German",
     "Thank you notes are hard to write, can you help?",
 ]
 
@@ -183,6 +209,7 @@ def test_the_next_question_is_no_part_of_the_opinion(following: str) -> None:
 def test_no_answers_a_question_of_the_reply() -> None:
     assert read_opinion("No.", reply_asked=True).score == 0.0
     assert read_opinion("No, it is Tuesday.", reply_asked=True).score == 0.0
+    assert read_opinion("In German please.", reply_asked=True).score == 0.0
     assert read_opinion("No, that's wrong.", reply_asked=True).score == -1.0
 
 
