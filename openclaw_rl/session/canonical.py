@@ -55,12 +55,11 @@ class Trace(Enum):
 class Mark:
     """The history up to `messages[end - 1]`, a message that leaves a trace.
 
-    `chain` is its hash, `node` the hash of a turn whose reply that message is ("" if it is not an
-    assistant's), `empty` the hash of a turn that answered this history with nothing.
+    `node` is the hash of a turn whose reply that message is ("" if it is not an assistant's),
+    `empty` the hash of a turn that answered this history with nothing.
     """
 
     end: int
-    chain: str
     node: str
     empty: str
 
@@ -96,37 +95,12 @@ def text_of(message: Message) -> str:
 
 def trace_of(message: Message) -> Trace:
     """What `message` leaves in its history."""
-    role = message.get("role")
-    if role in ("system", "developer"):
-        return Trace.SYSTEM
-    if role == "assistant":
-        if message.get("tool_calls") or _meaning(message) or _other_parts(message):
-            return Trace.NORMAL
-        return Trace.EMPTY
-    if role == "user":
-        text = text_of(message)
-        if "<<<BEGIN_OPENCLAW" in text and not _other_parts(message):
-            text = _INTERNAL.sub("", text)
-            if not text.strip():
-                return Trace.TRANSIENT
-        if _NUDGE.match(text.lstrip()):
-            return Trace.NUDGE
-    return Trace.NORMAL
+    return _understand(message)[0]
 
 
 def digest(message: Message) -> str:
     """A hash of the meaning of one message (32 hexadecimal digits)."""
-    parts: list[Any] = [message.get("role"), _meaning(message)]
-    other = _other_parts(message)
-    if other:
-        parts.append(other)
-    if message.get("role") == "assistant":
-        parts += [_call(call) for call in message.get("tool_calls") or ()]
-    elif message.get("role") == "tool":
-        parts.append(_NOT_ALNUM.sub("", str(message.get("tool_call_id", ""))))
-    elif message.get("name"):
-        parts.append(["name", message["name"]])
-    return _hash(json.dumps(parts, sort_keys=True, separators=(",", ":")))
+    return _digest(message, _understand(message)[1])
 
 
 def read_history(messages: Sequence[Message]) -> History:
@@ -134,26 +108,28 @@ def read_history(messages: Sequence[Message]) -> History:
     traces: list[Trace] = []
     marks: list[Mark] = []
     digests: list[str] = []
+    all_digests: list[str] = []
     system: list[str] = []
-    whole = chain = _hash("")
+    chain = _START
     fresh_end = 0
     for index, message in enumerate(messages):
-        trace = trace_of(message)
+        trace, text = _understand(message)
         traces.append(trace)
         if trace is Trace.SYSTEM:
-            system.append(text_of(message).strip())
-        if trace not in (Trace.NORMAL, Trace.NUDGE):
+            system.append(text)
+        if trace is not Trace.NORMAL and trace is not Trace.NUDGE:
             continue
-        own = digest(message)
-        whole = _hash(whole + own)
+        own = _digest(message, text)
+        all_digests.append(own)
         fresh_end = index + 1
         if trace is Trace.NUDGE:
             continue
         chain = _hash(chain + own)
         digests.append(own)
-        is_reply = message.get("role") == "assistant"
-        node = f"{chain}.{_likeness(digests)}" if is_reply else ""
-        marks.append(Mark(index + 1, chain, node, f"{chain}."))
+        node = ""
+        if message.get("role") == "assistant":
+            node = f"{chain}.{len(digests)}-{digests[0][:16]}-{own[:16]}"
+        marks.append(Mark(index + 1, node, chain + "."))
     system_hash = _hash("\0".join(system))[:16]
     state = f"{len(digests)}-{digests[0][:16] if digests else ''}"
     return History(
@@ -162,7 +138,7 @@ def read_history(messages: Sequence[Message]) -> History:
         digests=tuple(digests),
         fresh_end=fresh_end,
         system_hash=system_hash,
-        request_hash=f"{system_hash}.{whole}",
+        request_hash=f"{system_hash}.{_hash(''.join(all_digests))}",
         history_hash=f"{chain}.{state}",
     )
 
@@ -191,26 +167,50 @@ def without_internal(message: Message) -> Message:
     return message
 
 
-def _likeness(digests: Sequence[str]) -> str:
-    return f"{len(digests)}-{digests[0][:16]}-{digests[-1][:16]}"
-
-
-def _meaning(message: Message) -> str:
-    text = text_of(message)
+def _understand(message: Message) -> tuple[Trace, str]:
+    """The trace of a message, and the part of its text that carries meaning."""
     role = message.get("role")
-    if role == "assistant" and "<think>" in text:
-        text = _THINK.sub("", text)
-    elif role == "user":
+    text = text_of(message)
+    if role == "user":
         if "<<<BEGIN_OPENCLAW" in text:
-            text = _INTERNAL.sub("", text)
+            text = _INTERNAL.sub("", text).strip()
+            if not text and not _other_parts(message):
+                return Trace.TRANSIENT, text
         if "Runtime: agent=" in text:
             text = _RUNTIME.sub("", text)
-    return text.strip()
+        text = text.strip()
+        return (Trace.NUDGE if _NUDGE.match(text) else Trace.NORMAL), text
+    if role == "assistant":
+        if "<think>" in text:
+            text = _THINK.sub("", text)
+        text = text.strip()
+        if text or message.get("tool_calls") or _other_parts(message):
+            return Trace.NORMAL, text
+        return Trace.EMPTY, text
+    return (Trace.SYSTEM if role in ("system", "developer") else Trace.NORMAL), text.strip()
+
+
+def _digest(message: Message, text: str) -> str:
+    role = message.get("role")
+    extra: list[Any] = []
+    if role == "assistant":
+        extra = [_call(call) for call in message.get("tool_calls") or ()]
+    elif role == "tool":
+        extra = [_NOT_ALNUM.sub("", str(message.get("tool_call_id", "")))]
+    elif message.get("name"):
+        extra = [message["name"]]
+    other = _other_parts(message)
+    if other:
+        extra.append({"parts": other})
+    if extra:
+        dumped = json.dumps(extra, sort_keys=True, separators=(",", ":"))
+        return _hash(f"{role}+{len(dumped)}:{dumped}{text}")
+    return _hash(f"{role}:{text}")
 
 
 def _other_parts(message: Message) -> list[Any]:
     content = message.get("content")
-    if content is None or isinstance(content, str):
+    if isinstance(content, str) or content is None:
         return []
     return [part for part in content if not (isinstance(part, dict) and "text" in part)]
 
@@ -229,3 +229,6 @@ def _call(call: Any) -> list[Any]:
 def _hash(text: str) -> str:
     raw = text.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+_START = _hash("")

@@ -255,6 +255,11 @@ class Tracker:
     ) -> Node | None:
         """The turn that this request repeats, if nothing has followed it yet."""
         says_retry = _says_retry(view.headers)
+        in_session = identity is not None and (
+            parent is not None or says_retry or is_conversation(identity.source)
+        )
+        if not in_session and (identity is not None or not says_retry):
+            return None
         parent_id = parent.turn_id if parent else None
         same = [
             node
@@ -264,20 +269,16 @@ class Tracker:
             and not node.answered
             and not node.retried
         ]
-        if identity is not None and (
-            parent is not None or says_retry or is_conversation(identity.source)
-        ):
+        if identity is not None:
             same = [node for node in same if node.session_id == identity.session_id]
             return same[-1] if same else None
-        if identity is None and says_retry:
-            # Another user may have opened with the same words: only a single recent one is ours.
-            same = [
-                node
-                for node in same
-                if not is_named(node.source) and now - node.created <= _RETRY_SECONDS
-            ]
-            return same[0] if len(same) == 1 else None
-        return None
+        # Another user may have opened with the same words: only a single recent turn is ours.
+        same = [
+            node
+            for node in same
+            if not is_named(node.source) and now - node.created <= _RETRY_SECONDS
+        ]
+        return same[0] if len(same) == 1 else None
 
 
 def _choose(nodes: Iterable[Node], system_hash: str, prefer: frozenset[str]) -> Node | None:
@@ -321,12 +322,10 @@ def _next_state(
 
 def _repeats(history: History, mark: Mark) -> bool:
     """Whether the user only said the same again after a turn without a visible reply."""
-    at = history.marks.index(mark)
-    return (
-        not mark.node
-        and at + 1 < len(history.marks)
-        and history.digests[at] == history.digests[at + 1]
-    )
+    if mark.node:
+        return False
+    at = next(i for i, other in enumerate(history.marks) if other is mark)
+    return at + 1 < len(history.marks) and history.digests[at] == history.digests[at + 1]
 
 
 def _behind_empty(history: History, end: int) -> int:

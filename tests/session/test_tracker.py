@@ -45,6 +45,22 @@ def test_case_12_nothing_tells_whose_empty_reply_it_was():
     assert client.place(view(Q, A, user("x"), user("y"))).parent_id == t2
 
 
+def test_case_12_a_retry_is_not_taken_for_the_twin_s_answer():
+    client = Client()
+    _, t1 = client.turn(view(Q), A)
+    client.turn(view(Q), A)
+    _, t3 = client.turn(view(Q, A, user("x")), assistant("y"))
+    again = client.place(view(Q, A, user("x"), headers={"x-stainless-retry-count": "1"}))
+    assert (again.parent_id, again.retried_id, again.next_state) == (t1, t3, None)
+
+
+def test_case_12_a_nameless_request_prefers_nameless_turns():
+    client = Client()
+    client.turn(view(Q, session="named"), A)
+    _, t2 = client.turn(view(Q), A)
+    assert client.place(view(Q, A, user("x"))).parent_id == t2
+
+
 def test_the_system_text_breaks_ties_and_nothing_else():
     client = Client()
     _, t1 = client.turn(view(system("for A"), Q), A)
@@ -175,6 +191,14 @@ def test_case_16_a_replay_in_other_words_is_the_same_conversation():
     asked = {"role": "user", "content": [{"type": "text", "text": "go"}]}
     placement = client.place(view(asked, replayed, tool("call1a", "done")))
     assert (placement.parent_id, texts(placement)) == (t1, ["done"])
+
+
+def test_case_16_openclaws_line_about_itself_is_no_part_of_the_history():
+    client = Client()
+    _, t1 = client.turn(view(user("go\n\nRuntime: agent=main | model=a | x"), session="s"), A)
+    asked = user("go\n\nRuntime: agent=main | model=b")
+    assert client.place(view(asked, A, user("x"), session="s")).parent_id == t1
+    assert client.place(view(user("go Runtime: agent=main"), A, user("x"))).parent_id is None
 
 
 def test_case_16_other_arguments_are_another_conversation():
@@ -365,8 +389,10 @@ def test_each_message_is_hashed_once(monkeypatch):
     from openclaw_rl.session import canonical
 
     seen: list[int] = []
-    original = canonical.digest
-    monkeypatch.setattr(canonical, "digest", lambda m: (seen.append(id(m)), original(m))[1])
+    original = canonical._digest
+    monkeypatch.setattr(
+        canonical, "_digest", lambda m, text: (seen.append(id(m)), original(m, text))[1]
+    )
     messages = [user("q"), assistant("a"), user("r"), assistant("b"), user("s")]
     Client().place(view(*messages, session="s"))
     assert sorted(seen) == sorted(id(m) for m in messages)
