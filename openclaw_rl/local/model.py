@@ -140,9 +140,7 @@ class LoadedModel:
 
         wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=wanted, attn_implementation="sdpa"
-            )
+            model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=wanted)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot load the model at {path}: {error}") from error
         if torch.device(device).type == "cpu" and model.dtype == torch.float16:
@@ -223,7 +221,7 @@ class LoadedModel:
             module.lora = weights.get(name)
 
     def bare_model(self) -> Any:
-        """A second, ordinary tree (sdpa attention) over the same parameter tensors."""
+        """A second, ordinary tree (transformers' own attention) over the same parameter tensors."""
         config = copy.deepcopy(self.config)
         config._attn_implementation = self._plain_attention
         with torch.device("meta"):

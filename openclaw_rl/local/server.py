@@ -27,7 +27,7 @@ from openclaw_rl.local.engine import EngineCore, PauseMode
 from openclaw_rl.local.request import Chunk, GenerateRequest, TokenScore, parse_generate
 
 _MAX_BODY = 64 << 20  # a million token ids as JSON take about 8 MB
-_PAUSE_MODES: dict[Any, PauseMode] = {
+_PAUSE_MODES: dict[str, PauseMode] = {
     "abort": "abort",
     "retract": "retract",
     "in_place": "in_place",
@@ -235,7 +235,8 @@ class _Routes:
         return web.Response(status=200)
 
     async def pause(self, http: web.Request) -> web.Response:
-        mode = _PAUSE_MODES.get((await _object(http)).get("mode") or "abort")
+        asked = (await _object(http)).get("mode") or "abort"
+        mode = _PAUSE_MODES.get(asked) if isinstance(asked, str) else None
         if mode is None:
             return _error(400, f"mode must be one of {', '.join(_PAUSE_MODES)}")
         await asyncio.wrap_future(self.core.pause(mode))
