@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from openclaw_rl.engine.continuation import KnownPrompt, Meaning, continuation, text_sha
+from openclaw_rl.engine.template import ChatTemplate
 from openclaw_rl.engine.text import TextStream
 from openclaw_rl.errors import ConfigError, EngineRefused
 
@@ -59,6 +60,7 @@ class ChatTokenizer:
             raise ConfigError("the model's tokenizer has no tokenizer.json, which is needed")
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        self._template = ChatTemplate(tokenizer)
         self.context_length = context_length
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self._arguments_as_text = self._probe_arguments()
@@ -154,12 +156,8 @@ class ChatTokenizer:
         import jinja2
 
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=[dict(tool) for tool in tools] if tools else None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **kwargs,
+            return self._template.render(
+                messages, [dict(tool) for tool in tools] if tools else None, kwargs
             )
         except jinja2.TemplateError as error:
             # A template's own words ("roles must alternate"), raised on purpose.
@@ -169,7 +167,6 @@ class ChatTokenizer:
             raise EngineRefused(
                 400, f"the chat template cannot render these messages ({type(error).__name__})"
             ) from None
-        return cast(str, text)
 
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message as templates expect it: content a string, arguments as this template does."""
