@@ -166,8 +166,6 @@ class SGLangEngine:
                     at_work = False  # the reply has grown to the end of the context
                     yield Delta([], [], version, Finish("length"))
                     return
-                if lost.silent:
-                    self._spawn_abort(call.engine_rid)
                 at_work = False
                 await self._hold(call, patience, lost, len(got))
         except (EngineRefused, EngineUnavailable):

@@ -31,13 +31,12 @@ _DRAIN_SECONDS = 0.2
 class Lost(Exception):
     """No finish came, but the same request may succeed elsewhere or later.
 
-    `silent`: the engine may still be at work on it. `faulty`: it answered with an error of its own
-    (status 500), which may well be the request's fault.
+    `faulty`: the engine answered with an error of its own (status 500), which may well be the
+    request's fault.
     """
 
-    def __init__(self, reason: str, *, silent: bool = False, faulty: bool = False) -> None:
+    def __init__(self, reason: str, *, faulty: bool = False) -> None:
         super().__init__(reason)
-        self.silent = silent
         self.faulty = faulty
 
 
@@ -113,7 +112,7 @@ class Transport:
             except TimeoutError:
                 base = str(response.url).removesuffix("/generate")
                 if not await self._alive(base):
-                    raise Lost("the engine has fallen silent", silent=True) from None
+                    raise Lost("the engine has fallen silent") from None
 
     async def close(self) -> None:
         """Waits until finished connections are back in the pool."""
@@ -175,7 +174,7 @@ class Transport:
             while not sending.done():
                 await asyncio.wait([sending], timeout=self._silence_seconds)
                 if not sending.done() and not await self._alive(base):
-                    raise Lost("the engine has fallen silent", silent=True)
+                    raise Lost("the engine has fallen silent")
             return sending.result()
         finally:
             sending.cancel()

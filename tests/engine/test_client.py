@@ -372,12 +372,13 @@ async def test_gives_up_after_wait_seconds(fake: FakeEngine, http: aiohttp.Clien
 async def test_patience_is_fresh_after_each_token(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
-    """Six kills with one token each: never longer than wait_seconds without progress."""
-    client = SGLangEngine(fake.url, http, wait_seconds=1.0)
-    fake.faults += [Fault(kill_after=1)] * 5
+    """Eight kills with one token each: never longer than wait_seconds without progress."""
+    client = SGLangEngine(fake.url, http, wait_seconds=0.5)
+    fake.default_reply = REPLY[:5] + REPLY
+    fake.faults += [Fault(kill_after=1)] * 10
     reply = await run(client)
-    assert reply.ids == REPLY
-    assert len(fake.requests) == 6
+    assert reply.ids == REPLY[:5] + REPLY
+    assert len(fake.requests) == 11
 
 
 async def test_an_error_of_the_engines_own_is_tried_three_times(
@@ -427,6 +428,24 @@ async def test_stale_pooled_connections_lose_nothing(
     await fake.start()
     replies = await asyncio.gather(*(run(client) for _ in range(8)))
     assert all(reply.ids == REPLY for reply in replies)
+
+
+async def test_a_retry_trusts_no_pooled_connection(fake: FakeEngine, client: SGLangEngine) -> None:
+    """Eight connections that look well and are dead on use: one retry for each request, at most."""
+    await run(client)  # the first one trusts no pool anyway
+    fake.gated = True
+    tasks = [asyncio.create_task(run(client)) for _ in range(8)]
+    await fake.arrived(9)
+    await fake.open_gate()
+    await asyncio.gather(*tasks)
+    await client.close()
+    fake.drop_reused = True
+    held: list[str] = []
+    for _ in range(3):
+        before = len(held)
+        assert (await run(client, on_wait=held.append)).ids == REPLY
+        assert len(held) - before <= 1
+    assert held
 
 
 async def test_connections_are_reused_while_busy_and_fresh_after_quiet(

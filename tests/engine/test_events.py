@@ -136,22 +136,27 @@ def test_a_last_id_that_goes_on_is_not_mistaken_for_a_known_one() -> None:
     for total in (1, 2, 3):
         tokens = [1] * total
         reader.read(event(tokens, [entry(1, at) for at in range(total)], total))
-    tokens = [1, 1, 12, 7]  # begins with the bytes of [1, 1, 1]; a server that contradicts itself
-    delta = reader.read(event(tokens, [entry(t, at) for at, t in enumerate(tokens)], 4))
-    assert delta.ids == [7]
+    # Begins with the bytes of [1, 1, 1]: a server that contradicts itself, in its ids alone.
+    entries = [entry(token, at) for at, token in enumerate([1, 1, 1, 7])]
+    delta = reader.read(event([1, 1, 12, 7], entries, 4))
+    assert (delta.ids, delta.logprobs) == ([7], [-1.0])
 
 
-def test_ids_ahead_of_the_count_come_again() -> None:
+@pytest.mark.parametrize("known", [1, 4])
+@pytest.mark.usefixtures("short_cut")
+def test_ids_ahead_of_the_count_come_again(known: int) -> None:
     """SGLang passes its list by reference: it may have grown since the count was taken."""
     reader = ReplyReader(4)
-    all_entries = [entry(token, at) for at, token in enumerate([5, 6, 7, 8])]
-    got = [
-        reader.read(event([5], all_entries[:1], 1)),
-        reader.read(event([5, 6, 7], all_entries[:3], 2)),
-        reader.read(event([5, 6, 7, 8], all_entries, 4)),
+    tokens = list(range(known + 3))
+    entries = [entry(token, at) for at, token in enumerate(tokens)]
+    for total in range(1, known + 1):
+        reader.read(event(tokens[:total], entries[:total], total))
+    ahead = reader.read(event(tokens[: known + 2], entries[: known + 2], known + 1))
+    rest = reader.read(event(tokens, entries, known + 3))
+    assert (ahead.ids, rest.ids) == (tokens[known : known + 1], tokens[known + 1 :])
+    assert [*(ahead.logprobs or []), *(rest.logprobs or [])] == [
+        value for value, _, _ in entries[known:]
     ]
-    assert [delta.ids for delta in got] == [[5], [6], [7, 8]]
-    assert [delta.logprobs for delta in got] == [[-0.25], [-0.5], [-0.75, -1.0]]
 
 
 def test_an_abort_in_the_queue_repeats_the_last_id() -> None:

@@ -121,11 +121,14 @@ class FakeEngine:
         self.gated = False
         self.paused = False
         self.healthy = True
+        self.drop_reused = False
+        """Resets a connection on its second request: every pooled connection is stale."""
         self.chunk_bytes: int | None = None
         """Writes of at most so many bytes: events arrive in pieces."""
         self.tokens_per_chunk = 1
         self._permits = 0
         self._waiting = 0
+        self._used: list[Any] = []
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -257,6 +260,11 @@ class FakeEngine:
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
+        if any(http.protocol is used for used in self._used) and self.drop_reused:
+            assert http.transport is not None
+            http.transport.abort()
+            raise ConnectionResetError
+        self._used = [*self._used[-999:], http.protocol]
         request = Request(
             ids=list(body["input_ids"]),
             sampling=dict(body.get("sampling_params") or {}),
