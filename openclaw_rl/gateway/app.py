@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import signal
@@ -54,7 +55,7 @@ def make_app(settings: GatewaySettings) -> web.Application:
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name:.+}", model)
     app.router.add_post("/v1/feedback", feedback)
-    app.router.add_post("/v1/sessions/{session_id}/end", end_session)
+    app.router.add_post("/v1/sessions/{session_id:.+}/end", end_session)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/metrics", metrics)
     return app
@@ -96,6 +97,9 @@ async def run(
         with contextlib.suppress(NotImplementedError, RuntimeError):  # not in a thread of a host
             loop.add_signal_handler(number, stop.set)
     async with serving(settings) as url:
+        # What was imported and loaded stays: scanning it again and again would stall every stream.
+        gc.collect()
+        gc.freeze()
         log.info("gateway %s: model %s at %s/v1", __version__, settings.served_name, url)
         if on_ready is not None:
             on_ready(url)
@@ -176,19 +180,22 @@ async def _stream(request: web.Request, parts: Parts, turn: OpenTurn) -> web.Str
         request, turn, settings.served_name, settings.keepalive_seconds, parts.tokenizer.decode
     )
     keep_alive = asyncio.ensure_future(sink.keep_alive())
+    error: Exception | None = None
     try:
         with parts.waiting() as on_wait:
             await parts.gateway.run(turn, sink, on_wait)
-        return await sink.finish()
-    except (ClientGone, asyncio.CancelledError):
+    except ClientGone:
         raise
-    except Exception as error:
-        keep_alive.cancel()
-        if sink.response is None:
-            raise
-        return await sink.fail(to_wire(error))
+    except Exception as failed:
+        error = failed
     finally:
         keep_alive.cancel()
+    await asyncio.wait([keep_alive])  # nothing of it may follow the end
+    if error is None:
+        return await sink.finish()
+    if sink.response is None:
+        raise error
+    return await sink.fail(to_wire(error))
 
 
 async def models(request: web.Request) -> web.Response:

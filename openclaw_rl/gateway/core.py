@@ -177,7 +177,7 @@ class Gateway:
         except (asyncio.CancelledError, ClientGone):  # the engine client aborts what it leaves
             self._unfinished(turn, "disconnected")
             raise
-        except OpenClawRLError as error:
+        except Exception as error:
             self._unfinished(turn, type(error).__name__)
             raise
         # The reply is whole: it is recorded even if the client leaves in this very moment.
@@ -313,9 +313,11 @@ class Gateway:
         return True
 
     def _remember(self, turn: OpenTurn, record: TurnRecord) -> None:
+        tokens = compact(turn.prompt.ids)
+        tokens.extend(turn.output_ids)
         known = KnownTurn(
             reply=record.reply,
-            tokens=compact([*turn.prompt.ids, *turn.output_ids]),
+            tokens=tokens,
             output_len=len(turn.output_ids),
             rendered_len=record.rendered_len,
             rendered_sha=record.rendered_sha,

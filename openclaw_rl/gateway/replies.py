@@ -97,17 +97,18 @@ class StreamSink:
     async def _send(self, data: bytes) -> None:
         self._last_write = asyncio.get_running_loop().time()
         try:
-            response = self.response
-            if response is None:
-                async with self._starting:
-                    response = self.response or await self._start()
+            async with self._starting:  # the keep-alive and the first token may come together
+                if self.response is None:
+                    data = self._stream.start() + data
+                    self.response = self._new_response()
+                    await self.response.prepare(self._http)
             if data:
-                await response.write(data)
+                await self.response.write(data)
         except ConnectionError as error:
             raise ClientGone from error
 
-    async def _start(self) -> web.StreamResponse:
-        response = web.StreamResponse(
+    def _new_response(self) -> web.StreamResponse:
+        return web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
@@ -115,10 +116,6 @@ class StreamSink:
                 **reply_headers(self._turn),
             }
         )
-        await response.prepare(self._http)
-        await response.write(self._stream.start())
-        self.response = response
-        return response
 
     async def _end(self, data: bytes) -> web.StreamResponse:
         await self._send(data)

@@ -1,0 +1,342 @@
+"""What the gateway costs, against the bare fake engine in the same run, as a client sees it.
+
+    python -m benchmarks.gateway              # about two minutes; prints a table
+    python -m benchmarks.gateway --quick      # about twenty seconds
+
+Three processes: this client, the gateway, the fake engine (of `tests/fakes`). Each request is asked
+twice, in turns: once at the engine's `/generate`, once at the gateway. The gateway recognises every
+conversation, journals every turn and tokenises with a real tokenizer; the tiny one of the tests, or
+that of `--model`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.gateway.app import run
+from openclaw_rl.gateway.settings import GatewaySettings
+from tests.fakes.model import tiny_tokenizer
+
+SYSTEM = "You are a careful assistant. " * 60
+"""About 1,700 characters: a small agent's system prompt."""
+STREAMS = 64
+TOKEN_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds from the request to the first token and to the end."""
+
+    first: float
+    total: float
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    bare: str
+    gateway: str
+    figure: str
+    promise: str
+    kept: bool | None
+
+
+class Client:
+    """Asks engine and gateway the same things."""
+
+    def __init__(self, http: aiohttp.ClientSession, tokenizer: ChatTokenizer, gateway: str) -> None:
+        self._http = http
+        self._tokenizer = tokenizer
+        self._gateway = gateway
+
+    async def bare(self, engine: str, messages: list[dict[str, str]], tokens: int) -> Times:
+        """One streamed request at the engine itself."""
+        ids = self._tokenizer.encode(self._tokenizer.render(messages))
+        return await self.bare_ids(engine, ids, tokens)
+
+    async def bare_ids(self, engine: str, ids: list[int], tokens: int) -> Times:
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": tokens, "temperature": 1.0},
+            "stream": True,
+            "return_logprob": True,
+        }
+        started = time.perf_counter()
+        first = 0.0
+        async with self._http.post(f"{engine}/generate", json=body) as response:
+            async for line in response.content:
+                if line.startswith(b"data: {") and not first:
+                    first = time.perf_counter() - started
+        return Times(first, time.perf_counter() - started)
+
+    async def through(
+        self, messages: list[dict[str, str]], tokens: int, session: str, stream: bool = True
+    ) -> Times:
+        """One request at the gateway."""
+        body = {"messages": messages, "max_tokens": tokens, "stream": stream}
+        headers = {"X-Session-Id": session}
+        started = time.perf_counter()
+        first, text = 0.0, ""
+        url = f"{self._gateway}/v1/chat/completions"
+        async with self._http.post(url, json=body, headers=headers) as response:
+            if response.status != 200:
+                raise SystemExit(f"the gateway answered {response.status}")
+            if not stream:
+                text = (await response.json())["choices"][0]["message"]["content"]
+                return Times(0.0, time.perf_counter() - started, text)
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    if not first and b'"role"' not in line:
+                        first = time.perf_counter() - started
+                    choices = json.loads(line[6:])["choices"]
+                    if choices and "error" not in line.decode():
+                        text += choices[0]["delta"].get("content") or ""
+        return Times(first, time.perf_counter() - started, text)
+
+
+def question(number: int) -> list[dict[str, str]]:
+    """A conversation of its own."""
+    return [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": f"Question {number}: what is the capital of France, and why?"},
+    ]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+async def one_stream(client: Client, engine: str, count: int) -> Row:
+    """One after the other; the added time to the first token."""
+    bare, gateway = [], []
+    for number in range(count):
+        bare.append((await client.bare(engine, question(number), 8)).first)
+        gateway.append((await client.through(question(number), 8, f"one-{number}")).first)
+    added = statistics.median(gateway) - statistics.median(bare)
+    return Row(
+        "first token, 1 stream, median",
+        ms(statistics.median(bare)),
+        ms(statistics.median(gateway)),
+        f"added {ms(added)}",
+        "<= 5 ms",
+        added <= 0.005,
+    )
+
+
+async def steady(ask: Callable[[int], Awaitable[Times]], count: int, tokens: int) -> list[Times]:
+    """Arrivals so that `STREAMS` are under way at any time."""
+    pause = tokens * TOKEN_SECONDS / STREAMS
+    started = time.perf_counter()
+    asked = []
+    for number in range(count):
+        await asyncio.sleep(max(0.0, started + number * pause - time.perf_counter()))
+        asked.append(asyncio.ensure_future(ask(number)))
+    return await asyncio.gather(*asked)
+
+
+async def many_streams(client: Client, engine: str, count: int) -> Row:
+    """64 under way at 20 ms a token."""
+    tokens = 50
+    bare = await steady(lambda n: client.bare(engine, question(n), tokens), count, tokens)
+    gateway = await steady(lambda n: client.through(question(n), tokens, f"m{n}"), count, tokens)
+    warm = STREAMS  # until all are under way
+    plain = percentile([t.first for t in bare[warm:]], 0.99)
+    ours = percentile([t.first for t in gateway[warm:]], 0.99)
+    return Row(
+        f"first token, {STREAMS} streams, p99",
+        ms(plain),
+        ms(ours),
+        f"added {ms(ours - plain)}",
+        "<= 25 ms",
+        ours - plain <= 0.025,
+    )
+
+
+async def burst(client: Client, engine: str, stream: bool, rounds: int) -> Row:
+    """64 turns at once on an engine that needs no time."""
+    best: dict[str, tuple[float, float]] = {}
+    for name in ("bare", "gateway") * rounds:
+        started = time.perf_counter()
+        times = await asyncio.gather(
+            *(
+                client.bare(engine, question(n), 16)
+                if name == "bare"
+                else client.through(question(n), 16, f"b{n}-{started}", stream)
+                for n in range(STREAMS)
+            )
+        )
+        spent = time.perf_counter() - started
+        figures = (spent, percentile([t.total for t in times], 0.99))
+        best[name] = min(best.get(name, figures), figures)
+    rate = STREAMS / best["gateway"][0]
+    return Row(
+        f"burst of {STREAMS}, {'streamed' if stream else 'whole'}, p99",
+        f"{ms(best['bare'][1])} ({STREAMS / best['bare'][0]:.0f}/s)",
+        f"{ms(best['gateway'][1])} ({rate:.0f}/s)",
+        f"{rate:.0f} turns/s",
+        "-",
+        None,
+    )
+
+
+async def long_session(client: Client, engine: str, turns: int, sessions: int) -> Row:
+    """The gateway's time (its total less the bare engine's) late in a session and early."""
+    early: list[float] = []
+    late: list[float] = []
+    for number in range(sessions):
+        talk = question(number)[:1]
+        for turn in range(1, turns + 1):
+            talk.append({"role": "user", "content": f"Turn {turn}: and what about that? " * 4})
+            asked = await client.through(talk, 16, f"long-{number}-{time.time()}"[:20])
+            if turn in range(2, 12) or turn > turns - 10:
+                plain = await client.bare(engine, talk, 16)
+                (early if turn < 12 else late).append(asked.total - plain.total)
+            talk.append({"role": "assistant", "content": asked.text})
+    ratio = statistics.median(late) / statistics.median(early)
+    return Row(
+        f"gateway's own time, turn {turns} / turn 2",
+        "-",
+        f"{ms(statistics.median(late))} / {ms(statistics.median(early))}",
+        f"{ratio:.2f}x",
+        "<= 2x",
+        ratio <= 2,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def process(*command: str) -> AsyncIterator[None]:
+    """A child of ours; ended with the block. Ready with its first line."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )
+    assert child.stdout is not None
+    try:
+        if not await child.stdout.readline():
+            raise SystemExit(f"{command} did not start")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        await child.wait()
+
+
+async def measure(options: argparse.Namespace) -> list[Row]:
+    folder = Path(options.folder)
+    model = Path(options.model) if options.model else tiny_tokenizer(folder, context_length=1 << 20)
+    tokenizer = ChatTokenizer.load(model)
+    slow, instant = free_port(), free_port()
+    quick = options.quick
+    engine = ["-m", "tests.fakes.engine", *(["--incremental"] if options.incremental else [])]
+    rows: list[Row] = []
+
+    async def against(
+        port: int, delay: float, work: Callable[[Client, str], Awaitable[None]]
+    ) -> None:
+        gateway = free_port()
+        url = f"http://127.0.0.1:{port}"
+        serve = ["-m", "benchmarks.gateway", "--serve", str(gateway), "--model", str(model),
+                 "--folder", str(folder), "--engine", url]  # fmt: skip
+        if options.uvloop:
+            serve.append("--uvloop")
+        async with (
+            process(*engine, "--port", str(port), "--delay", str(delay), "--tokens", "64"),
+            process(*serve),
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+        ):
+            client = Client(http, tokenizer, f"http://127.0.0.1:{gateway}")
+            for number in range(5):  # warm: imports, connections, caches
+                await client.bare(url, question(10_000 + number), 4)
+                await client.through(question(10_000 + number), 4, f"warm-{number}")
+            await work(client, url)
+
+    async def at_speed(client: Client, url: str) -> None:
+        rows.append(await one_stream(client, url, 10 if quick else 60))
+        rows.append(await many_streams(client, url, 160 if quick else 640))
+
+    async def at_once(client: Client, url: str) -> None:
+        rows.append(await burst(client, url, False, 2 if quick else 8))
+        rows.append(await burst(client, url, True, 2 if quick else 8))
+        rows.append(await long_session(client, url, 60 if quick else 200, 1 if quick else 3))
+
+    await against(slow, TOKEN_SECONDS, at_speed)
+    await against(instant, 0.0, at_once)
+    return rows
+
+
+def show(rows: list[Row]) -> None:
+    head = Row("what", "bare engine", "gateway", "figure", "promise", None)
+    table = [(r.what, r.bare, r.gateway, r.figure, r.promise,
+              "" if r.kept is None else "kept" if r.kept else "MISSED")
+             for r in (head, *rows)]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        print(" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+async def serve(options: argparse.Namespace) -> None:
+    settings = GatewaySettings(
+        model_path=options.model,
+        served_name="bench",
+        journal_path=Path(options.folder) / f"journal-{options.serve}.db",
+        port=options.serve,
+        engine_url=options.engine,
+        context_length=1 << 20,
+    )
+    await run(settings, on_ready=lambda url: print(url, flush=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="fewer requests")
+    parser.add_argument("--incremental", action="store_true", help="engine sends only new tokens")
+    parser.add_argument("--uvloop", action="store_true", help="the gateway runs on uvloop")
+    parser.add_argument("--model", default="", help="folder of a tokenizer (default: a tiny one)")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        if options.uvloop:
+            import uvloop
+
+            uvloop.run(serve(options))
+        else:
+            asyncio.run(serve(options))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = folder
+        show(asyncio.run(measure(options)))
+
+
+if __name__ == "__main__":
+    main()
