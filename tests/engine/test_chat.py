@@ -3,6 +3,7 @@ ids (CASES 8, 21 to 25)."""
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -357,6 +358,22 @@ def test_another_end_token_than_the_templates(chat: ChatTokenizer) -> None:
     history = [user("What?")]
     known = served(chat, history, [*chat.encode("ok"), 0])
     assert chat.continue_prompt(known, chat.render([*history, assistant("ok"), user("x")])) is None
+
+
+def test_an_end_token_that_swallows_what_follows(tmp_path: Path) -> None:
+    """Phi's `<|end|>` takes the whitespace behind it: the tail is encoded with it, not alone."""
+    directory = tiny_tokenizer(tmp_path)
+    path = directory / "tokenizer.json"
+    data = json.loads(path.read_text())
+    for token in data["added_tokens"]:
+        token["rstrip"] = token["content"] == END
+    path.write_text(json.dumps(data))
+    swallowing = ChatTokenizer.load(directory)
+    history = [user("What?")]
+    rendered = swallowing.render([*history, assistant("ok"), user("x")])
+    assert len(swallowing.encode(f"{END}\n\n")) == 1
+    known = served(swallowing, history, [*swallowing.encode("ok"), EOS_ID])
+    assert swallowing.continue_prompt(known, rendered) == swallowing.encode(rendered)
 
 
 def test_empty_reply(chat: ChatTokenizer) -> None:

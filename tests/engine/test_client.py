@@ -541,7 +541,7 @@ async def test_score_refuses_what_does_not_line_up(fake: FakeEngine, client: SGL
 async def test_score_is_repeated_when_the_engine_is_away(
     fake: FakeEngine, client: SGLangEngine
 ) -> None:
-    fake.faults += [Fault(status=503), Fault(status=502)]
+    fake.faults += [Fault(status=503), Fault(status=502), Fault(abort_after=0)]
     assert await client.score(PROMPT, 3) == true_logprobs(PROMPT[:3], PROMPT[3:])
 
 

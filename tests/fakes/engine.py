@@ -295,7 +295,11 @@ class FakeEngine:
         if error and not request.body.get("stream"):
             return web.json_response({"error": {"message": error}}, status=400)
         if budget == 0:
-            return web.json_response(self._score(request))
+            await self._await(lambda: not self.paused)
+            answer = self._score(request)
+            if fault.abort_after is not None:
+                answer["meta_info"].update(finish_reason={"type": "abort"}, input_token_logprobs=[])
+            return web.json_response(answer)
         if not request.body.get("stream"):
             events = [event async for event in self._events(request, fault, whole=True)]
             return web.Response(text=events[-1], content_type="application/json")
