@@ -76,6 +76,11 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+def smaller(first: int | None, second: int | None) -> int | None:
+    """The smaller one of two limits; None is no limit."""
+    return min((limit for limit in (first, second) if limit), default=None)
+
+
 def is_overflow(error: Exception) -> bool:
     """Whether the endpoint refused because the prompt does not fit."""
     if isinstance(error, ContextOverflow):
@@ -97,7 +102,7 @@ class EngineLLM:
         self._engine, self._chat = engine, chat
         self._template_kwargs = dict(template_kwargs or {})
         self._use_schema = True
-        self.context_tokens = context_tokens or chat.context_length
+        self.context_tokens = smaller(context_tokens, chat.context_length)
 
     async def count(self, messages: Sequence[Mapping[str, str]]) -> int | None:
         _, ids = await asyncio.to_thread(self._prompt, messages)

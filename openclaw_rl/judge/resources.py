@@ -19,6 +19,7 @@ import aiohttp
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import SGLangEngine
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge import prompts, votes
 from openclaw_rl.judge.llm import ChatLLM, EngineLLM, JudgeLLM, Tokenizer
@@ -28,6 +29,13 @@ from openclaw_rl.judge.teacher import HEADING, Teacher
 from openclaw_rl.sample import Sample
 
 Role = Literal["prm", "judge", "teacher"]
+
+_STAND_INS: Mapping[Role, tuple[str, ...]] = {
+    "prm": ("prm", "judge"),
+    "judge": ("judge", "prm"),
+    "teacher": ("teacher",),
+}
+"""Published roles that may serve a role, best first."""
 
 VOTES_SHARE, TEACHER_SHARE = 0.6, 0.3
 """Parts of `args.judge_timeout` that the votes and the teacher may take; the whole is the worker's
@@ -71,15 +79,8 @@ class Resources:
             value = value()
         if value:
             return str(value)
-        if self._journal is None:
-            return None
-        for name in {"prm": ("prm", "judge"), "judge": ("judge", "prm"), "teacher": ("teacher",)}[
-            role
-        ]:
-            endpoint = self._journal.endpoint(name)
-            if endpoint is not None:
-                return endpoint.url
-        return None
+        endpoint = self._published(role)
+        return endpoint.url if endpoint is not None else None
 
     async def verdicts(self) -> Panel:
         """The PRM's panel: `prm_m` votes."""
@@ -100,7 +101,7 @@ class Resources:
             chat,
             count=self.count,
             seconds=self.timeout * TEACHER_SHARE,
-            context_tokens=_get(self._args, "teacher_context", None),
+            context_tokens=self._context("teacher", "teacher_context"),
             heading=_get(self._args, "hint_heading", HEADING),
         )
 
@@ -133,6 +134,19 @@ class Resources:
 
     # --- inside ------------------------------------------------------------------------------
 
+    def _published(self, role: Role) -> Endpoint | None:
+        if self._journal is None:
+            return None
+        found = (self._journal.endpoint(name) for name in _STAND_INS[role])
+        return next((endpoint for endpoint in found if endpoint is not None), None)
+
+    def _context(self, role: Role, setting: str) -> int | None:
+        """The smaller one of what is configured and what a published engine says, if anything."""
+        limits = [_get(self._args, setting, None)]
+        if not getattr(self._args, f"{role}_url", None) and (endpoint := self._published(role)):
+            limits.append(endpoint.info.get("context_length"))
+        return min((limit for limit in limits if isinstance(limit, int) and limit), default=None)
+
     def _panel(
         self, llm: JudgeLLM, build: Any, schema: Any, m: int, role: Literal["prm", "judge"]
     ) -> Panel:
@@ -156,7 +170,7 @@ class Resources:
         return self._llms[role, kind]
 
     async def _new_llm(self, role: Literal["prm", "judge"], kind: str, model: Any) -> JudgeLLM:
-        context = _get(self._args, "judge_context", None)
+        context = self._context(role, "judge_context")
         if kind != "engine":
             key = _get(self._args, f"{role}_api_key", None)
             return ChatLLM(kind, self._pool(), model=model, api_key=key, context_tokens=context)

@@ -15,7 +15,7 @@ from typing import Any
 
 from openclaw_rl.engine.types import Engine
 from openclaw_rl.errors import EngineError, EngineUnavailable
-from openclaw_rl.judge.llm import Tokenizer, is_overflow
+from openclaw_rl.judge.llm import Tokenizer, is_overflow, smaller
 from openclaw_rl.judge.prompts import Message, defuse
 
 HEADING = "[hint]"
@@ -54,7 +54,7 @@ class Teacher:
     ) -> None:
         self._engine, self._chat, self._count = engine, chat, count
         self._seconds, self._heading = seconds, heading
-        self._context = context_tokens or chat.context_length
+        self._context = smaller(context_tokens, chat.context_length)
 
     async def log_probs(
         self,

@@ -131,6 +131,16 @@ async def test_a_correction_is_the_hint_for_the_teacher(journal: Journal, model:
     ]
 
 
+async def test_the_published_context_of_a_teacher_counts(journal: Journal, model: Path) -> None:
+    add_turn(journal, "t1", "Too long, one sentence please.")
+    async with FakeEngine() as engine:
+        journal.publish("teacher", engine.url, {"context_length": 8}, 1.0)
+        await judge_all(journal, feedback.custom_rm, make_args(hf_checkpoint=str(model)))
+        assert engine.requests == []
+    assert (verdict(journal).score, verdict(journal).teacher_log_probs) == (-1.0, None)
+    assert journal.fates().counters["teacher_overflow"] == 1
+
+
 async def test_no_teacher_is_asked_without_distillation(journal: Journal) -> None:
     add_turn(journal, "t1", "Too long, one sentence please.")
     await judge_all(journal, feedback.custom_rm, make_args(w_opd=0.0))
