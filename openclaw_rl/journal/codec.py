@@ -87,8 +87,17 @@ def to_body(value: Any) -> tuple[bytes, bytes]:
     return body, digest(body)
 
 
+def to_items(values: Sequence[Any]) -> bytes:
+    """JSON of `values`, separated by commas: items of a and b joined by one are those of a + b."""
+    return to_json(values).encode("utf-8", "surrogatepass")[1:-1]
+
+
 def from_body(body: bytes) -> Any:
     return json.loads(body.decode("utf-8", "surrogatepass"))
+
+
+def hasher() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
 
 
 def digest(data: bytes) -> bytes:

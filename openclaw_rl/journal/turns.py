@@ -31,11 +31,17 @@ _INSERT_TURN = (
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The part of a prompt that is stored: `base` tokens come from the parent."""
+    """What is stored of a prompt and of a history: the part beyond the parent's.
+
+    `base` tokens, and the message rows `shared`, come from the parent (0 and none without one).
+    The digests are of all tokens and of all messages but the system text, reply included.
+    """
 
     base: int
-    blob: bytes
+    prompt: bytes
     tokens_sha: bytes
+    shared: Sequence[int]
+    history_sha: bytes
 
 
 def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
@@ -52,7 +58,7 @@ def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
                 rec.turn_id, rec.session_id, rec.source, rec.owner, rec.kind, rec.kind_reason,
                 state, reason, rec.parent_id, rec.matched, tail.base, len(rec.prompt_ids),
                 len(rec.output_ids), tail.tokens_sha,
-                _history_sha([*rec.messages, rec.reply]), rec.created, low, high,
+                tail.history_sha, rec.created, low, high,
                 1.0 if temperature is None else float(temperature), rec.off_policy, rec.truncated,
                 rec.finish_reason, rec.request_hash, rec.node_hash, rec.rendered_len,
                 rec.rendered_sha, rec.created,
@@ -60,13 +66,13 @@ def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
         )  # fmt: skip
     except sqlite3.IntegrityError as error:
         raise JournalError(f"turn {rec.turn_id} is recorded already") from error
-    messages = _message_ids(db, rec)
+    messages = _message_ids(db, rec, tail.shared)
     reply = store_messages(db, rec.session_id, [rec.reply])[0]
     tools = store_messages(db, rec.session_id, [list(rec.tools)])[0] if rec.tools else None
     db.execute(
         "INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            cursor.lastrowid, tail.blob, codec.pack_ints(rec.output_ids),
+            cursor.lastrowid, tail.prompt, codec.pack_ints(rec.output_ids),
             codec.pack_floats(rec.output_logprobs), codec.pack_runs(rec.output_versions),
             codec.pack_ints(messages), reply, tools,
             codec.to_json(rec.template_kwargs), codec.to_json(rec.sampling),
@@ -97,21 +103,36 @@ def _misfit(rec: TurnRecord) -> str:
 
 
 def _tail(db: sqlite3.Connection, rec: TurnRecord) -> _Tail:
-    prompt = codec.pack_ints(rec.prompt_ids)
-    sha = codec.digest(prompt + codec.pack_ints(rec.output_ids))
-    if rec.shares_tokens and rec.parent_id is not None:
-        row = db.execute(
-            "SELECT prompt_len + output_len, tokens_sha FROM turns WHERE turn_id = ?",
-            (rec.parent_id,),
-        ).fetchone()
-        # Never the whole prompt: a request has at least one token after its parent's reply.
-        if row and row[0] < len(rec.prompt_ids) and codec.digest(prompt[: row[0] * 4]) == row[1]:
-            return _Tail(row[0], prompt[row[0] * 4 :], sha)
-    return _Tail(0, prompt, sha)
+    """One pass over tokens and messages: at the parent's end the digests must be the parent's."""
+    row = db.execute(
+        "SELECT t.prompt_len + t.output_len, t.tokens_sha, t.history_sha, p.message_ids, "
+        "p.reply_id, t.session_id FROM turns t JOIN payloads p USING (seq) WHERE t.turn_id = ?",
+        (rec.parent_id,),
+    ).fetchone()
+    prompt, output = codec.pack_ints(rec.prompt_ids), codec.pack_ints(rec.output_ids)
+    tokens, base = codec.hasher(), 0
+    # Less than the whole prompt: a request has at least one token after its parent's reply.
+    if row and rec.shares_tokens and row[0] < len(rec.prompt_ids):
+        tokens.update(prompt[: row[0] * 4])
+        base = row[0] if tokens.digest() == row[1] else 0
+        tokens.update(prompt[row[0] * 4 :])
+    else:
+        tokens.update(prompt)
+    tokens.update(output)
 
-
-def _history_sha(messages: Sequence[Message]) -> bytes:
-    return codec.to_body(list(messages[_system(messages) :]))[1]
+    history, shared = codec.hasher(), []
+    start = _system(rec.messages)
+    rest = [*rec.messages[start:], rec.reply]
+    if row and row[5] == rec.session_id:
+        parents = [*codec.unpack_ints(row[3]), row[4]]
+        end = len(parents)
+        if start < end <= len(rec.messages):
+            history.update(codec.to_items(rec.messages[start:end]))
+            shared = parents[start:] if history.digest() == row[2] else []
+            history.update(b",")
+            rest = rest[end - start :]
+    history.update(codec.to_items(rest))
+    return _Tail(base, prompt[base * 4 :], tokens.digest(), shared, history.digest())
 
 
 def _system(messages: Sequence[Message]) -> int:
@@ -119,24 +140,13 @@ def _system(messages: Sequence[Message]) -> int:
     return 1 if messages and messages[0].get("role") == "system" else 0
 
 
-def _message_ids(db: sqlite3.Connection, rec: TurnRecord) -> list[int]:
-    """Where the messages begin, word for word, with the parent's and its reply, the parent's rows
-    are taken over after one comparison: the usual case, and 200 look-ups saved at turn 100."""
-    row = db.execute(
-        "SELECT t.history_sha, p.message_ids, p.reply_id FROM turns t JOIN payloads p USING (seq) "
-        "WHERE t.turn_id = ? AND t.session_id = ?",
-        (rec.parent_id, rec.session_id),
-    ).fetchone()
-    if row is not None:
-        own = _system(rec.messages)
-        parents = [*codec.unpack_ints(row[1]), row[2]]
-        # Whether the parent has a system text is not known here; the digest decides.
-        for parents_system in (own, 1 - own):
-            end = own + len(parents) - parents_system
-            if end <= len(rec.messages) and _history_sha(rec.messages[:end]) == row[0]:
-                new = store_messages(db, rec.session_id, [*rec.messages[:own], *rec.messages[end:]])
-                return [*new[:own], *parents[parents_system:], *new[own:]]
-    return store_messages(db, rec.session_id, rec.messages)
+def _message_ids(db: sqlite3.Connection, rec: TurnRecord, shared: Sequence[int]) -> list[int]:
+    """Rows of the messages. Those shared with the parent need no look-up: the usual case, which
+    spares 200 of them at turn 100."""
+    start = _system(rec.messages) if shared else 0
+    end = start + len(shared)
+    new = store_messages(db, rec.session_id, [*rec.messages[:start], *rec.messages[end:]])
+    return [*new[:start], *shared, *new[start:]]
 
 
 def store_messages(db: sqlite3.Connection, session_id: str, values: Sequence[Any]) -> list[int]:

@@ -98,6 +98,17 @@ def test_a_long_session_comes_back_whole_and_costs_what_it_adds(journal: Journal
     assert messages == 1 + 200 + 200
 
 
+def test_turn_200_looks_up_no_more_than_turn_2(journal: Journal):
+    statements: list[str] = []
+    counts = []
+    for rec in chain(200):
+        statements.clear()
+        journal._db._db.set_trace_callback(statements.append)
+        journal.record_turn(rec)
+        counts.append(len(statements))
+    assert counts[199] == counts[2]
+
+
 def test_messages_that_differ_from_the_parents_are_kept_exactly(journal: Journal):
     parent, child = chain(2)
     system = {"role": "system", "content": "It is 10:01."}  # changes with every request
