@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.local import train_attention
 
 
 class PolicyForward:
@@ -24,7 +23,6 @@ class PolicyForward:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        train_attention.use(self.causal)
         self.backbone: nn.Module = self.causal.get_decoder()
         self.head: nn.Module = self.causal.get_output_embeddings()
         config = self.causal.config
