@@ -193,8 +193,6 @@ def _train(config: Config, _: list[str]) -> int:
 def _status(config: Config, as_json: bool, watch: bool) -> int:
     from openclaw_rl.status import read_status, render_status
 
-    # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     while True:
         status = read_status(config)
         print(json.dumps(status, indent=2) if as_json else render_status(status), flush=True)
@@ -206,4 +204,7 @@ def _status(config: Config, as_json: bool, watch: bool) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["status"]:
+        # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())
