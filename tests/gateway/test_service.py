@@ -249,16 +249,29 @@ async def test_a_journal_that_hangs_delays_the_end_only_so_long(tmp_path, model,
             release.set()
 
 
-async def test_the_turn_is_in_the_journal_before_the_client_sees_its_end(served):
-    stream = await served.client.chat.completions.create(
-        model="tiny", messages=[user("hi")], stream=True
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_turn_is_in_the_journal_before_the_client_sees_its_end(
+    served, monkeypatch, stream
+):
+    commit, record = threading.Event(), Journal.record_turn
+    monkeypatch.setattr(
+        Journal, "record_turn", lambda self, rec: (commit.wait(4), record(self, rec))[1]
     )
-    async for chunk in stream:
-        if chunk.choices[0].finish_reason:
-            assert len(served.turns()) == 1
-            break
-    else:
-        pytest.fail("no end")
+    ends = []
+
+    async def ask():
+        answer = await served.chat("hi", stream=stream)
+        ends.append(answer.finish_reason)
+        return len(served.turns())
+
+    asking = asyncio.ensure_future(ask())
+    await served.engine.wait_until(
+        lambda: served.engine.requests and served.engine.requests[0].done
+    )
+    await asyncio.wait([asking], timeout=0.3)  # the reply is whole; only its commit is missing
+    assert ends == []
+    commit.set()
+    assert await asking == 1
 
 
 # -- restart and shutdown --------------------------------------------------------------------------
