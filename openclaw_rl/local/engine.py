@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ from openclaw_rl.local.sequence import Sequence
 from openclaw_rl.local.step import StepRunner
 
 log = logging.getLogger(__name__)
+
+_SWITCH_SECONDS = 5e-4
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -96,6 +99,9 @@ class EngineCore:
     # -- called from any thread ------------------------------------------------------------
 
     def start(self) -> EngineCore:
+        """Starts the thread. Also lets threads of this process take turns at the interpreter
+        every 0.5 ms instead of 5: each operation of a step waits its turn (measured, README)."""
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._thread.start()
         return self
 

@@ -25,6 +25,7 @@ from openclaw_rl.local.cache import KVShape
 # Up to this many rows W @ x.T beats x @ W.T in bfloat16 on a CPU: oneDNN re-packs its right-hand
 # side at each call, and x is the small one (measured, see README).
 _FLIP_ROWS = 64
+_FEW_ROWS = 64  # up to here the adapter's float32 form is used (see Adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,15 @@ class AdapterSwitch:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A serve adapter: by module name, A transposed [in, r] and scaled B transposed [r, out].
+    """A serve adapter: A transposed [in, r] and scaled B transposed [r, out], by module name.
 
-    Kept in float32, as PEFT keeps it: the values the trainer sees, and on a CPU several times
-    faster than bfloat16 for products this small (a oneDNN call costs 20 to 40 us by itself).
+    Held in float32, as PEFT holds it, for few rows (decoding), and in the model's dtype for many
+    (prefill). On a CPU a bfloat16 product of few rows costs several times a float32 one (20 to
+    40 us a oneDNN call), and one of many rows a third.
     """
 
-    weights: Mapping[str, tuple[Tensor, Tensor]]
+    few: Mapping[str, tuple[Tensor, Tensor]]
+    many: Mapping[str, tuple[Tensor, Tensor]]
 
 
 class EngineLinear(nn.Module):
@@ -68,13 +71,14 @@ class EngineLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self.switch = switch
-        self.lora: tuple[Tensor, Tensor] | None = None
+        self.few: tuple[Tensor, Tensor] | None = None
+        self.many: tuple[Tensor, Tensor] | None = None
         self.flip = self.weight.device.type == "cpu" and self.weight.dtype == torch.bfloat16
 
     def forward(self, x: Tensor) -> Tensor:
         shape = x.shape
         flat = x.reshape(-1, shape[-1])
-        rows = self.switch.rows if self.lora is not None else 0
+        rows = self.switch.rows
         if self.flip and flat.shape[0] <= _FLIP_ROWS:
             y = torch.mm(self.weight, flat.t()).t()
             if self.bias is not None:
@@ -82,10 +86,14 @@ class EngineLinear(nn.Module):
             y = y.contiguous()
         else:
             y = nn.functional.linear(flat, self.weight, self.bias)
-        if rows and self.lora is not None:
-            a, b = self.lora
+        if rows and self.few is not None and self.many is not None:
             part = y if rows == flat.shape[0] else y[:rows]
-            part.add_(torch.mm(torch.mm(flat[:rows].to(a.dtype), a), b))
+            if rows <= _FEW_ROWS:
+                a, b = self.few
+                part.add_(torch.mm(torch.mm(flat[:rows].to(a.dtype), a), b))
+            else:
+                a, b = self.many
+                part.addmm_(torch.mm(flat[:rows], a), b)
         return y.view(*shape[:-1], y.shape[-1])
 
 
@@ -205,20 +213,21 @@ class LoadedModel:
                     break
             else:
                 raise ConfigError(f"the adapter holds something else than LoRA matrices: {key}")
-        weights = {}
+        few, many = {}, {}
         for module, pair in halves.items():
             if len(pair) != 2:
                 raise ConfigError(f"the adapter lacks one of two matrices of {module}")
             a = pair["lora_A"].to(self.device, torch.float32, copy=True).t().contiguous()
             b = pair["lora_B"].to(self.device, torch.float32) * scale
-            weights[module] = (a, b.t().contiguous())
-        return Adapter(weights)
+            few[module] = (a, b.t().contiguous())
+            many[module] = (few[module][0].to(self.dtype), few[module][1].to(self.dtype))
+        return Adapter(few, many)
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Makes it the serve adapter. Engine thread only, between two steps."""
-        weights = adapter.weights if adapter else {}
         for name, module in self.modules.items():
-            module.lora = weights.get(name)
+            module.few = adapter.few.get(name) if adapter else None
+            module.many = adapter.many.get(name) if adapter else None
 
     def bare_model(self) -> Any:
         """A second, ordinary tree (transformers' own attention) over the same parameter tensors."""

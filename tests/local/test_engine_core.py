@@ -62,6 +62,14 @@ def test_prefixes_of_the_policy_do_not_outlive_their_version(caller, model):
     assert caller.send([*PROMPT, *base.ids], policy=False).wait().cached >= len(PROMPT)
 
 
+def test_other_weights_under_the_same_version_reuse_nothing(caller, model):
+    caller.core.publish(1, random_adapter(model, seed=1)).result()
+    caller.send(PROMPT).wait()
+    caller.core.publish(1, random_adapter(model, seed=2)).result()
+    assert caller.core.pool.cached == 0
+    assert caller.send(PROMPT).wait().cached == 0
+
+
 def test_publish_none_serves_the_bare_base(caller, model):
     caller.core.publish(1, random_adapter(model)).result()
     caller.core.publish(2, None).result()

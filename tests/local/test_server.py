@@ -220,6 +220,8 @@ async def test_a_client_that_goes_away_ends_its_request(http, server, core, stre
             other.post(f"{server.url}/generate", json=body(stream=stream, max_new_tokens=1900))
         )
         await until_running(server, http, 1)
+        # Paused, it cannot end by itself.
+        await asyncio.wrap_future(core.pause("in_place"))
         if stream:
             (await call).close()
         else:
