@@ -76,6 +76,31 @@ class PolicyForward:
             )
 
 
+class _MixedLinear(nn.Linear):
+    """A linear layer that keeps float32 weights and computes in the dtype of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return nn.functional.linear(x, self.weight.to(x.dtype), bias)
+
+
+def mix_precision(model: nn.Module) -> None:
+    """Let a float32 adapter over a 16-bit base compute in 16 bits, as the engine does with many
+    rows. PEFT would widen every layer's input instead (forward and backward of SmolLM2-135M on
+    a CPU: 2.3 s against 1.4 s). Weights, gradients and updates stay float32."""
+    module: Any
+    for module in model.modules():
+        base = getattr(module, "base_layer", None)
+        if base is None or not hasattr(module, "cast_input_dtype_enabled"):
+            continue
+        if base.weight.dtype not in (torch.bfloat16, torch.float16):
+            continue
+        module.cast_input_dtype_enabled = False
+        for part in (*module.lora_A.values(), *module.lora_B.values()):
+            if type(part) is nn.Linear:
+                part.__class__ = _MixedLinear
+
+
 def enable_checkpointing(model: Any) -> None:
     """Recompute activations in the backward pass. Dropout stays off: see `silence_dropout`."""
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -22,7 +22,12 @@ from torch import Tensor
 
 from openclaw_rl.errors import HookError, OpenClawRLError
 from openclaw_rl.local import data as d
-from openclaw_rl.local.forward import PolicyForward, enable_checkpointing, silence_dropout
+from openclaw_rl.local.forward import (
+    PolicyForward,
+    enable_checkpointing,
+    mix_precision,
+    silence_dropout,
+)
 from openclaw_rl.local.train_args import hook
 from openclaw_rl.losses.logprobs import get_log_probs_and_entropy
 
@@ -59,6 +64,7 @@ class Learner:
         self.advantage_hook = hook(args, "custom_advantage_function_path", "advantages")
         model.eval()
         silence_dropout(model)
+        mix_precision(model)
         if args.gradient_checkpointing:
             enable_checkpointing(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]

@@ -42,7 +42,7 @@ def complete(args: Namespace, *, on_gpu: bool) -> Namespace:
     """A copy of `args` in which everything the trainer reads is there. Raises `ConfigError`.
 
     `max_tokens_per_gpu` (tokens of a micro-batch, padding included) defaults to 512 on a CPU and
-    4096 on a GPU; `loss_chunk_tokens` (rows of logits at a time) to 512 and 1024.
+    4096 on a GPU; `loss_chunk_tokens` (rows of logits at a time) to 512.
     """
     full = Namespace(**vars(args))
     for name, value in DEFAULTS.items():
@@ -51,7 +51,7 @@ def complete(args: Namespace, *, on_gpu: bool) -> Namespace:
     if not getattr(full, "max_tokens_per_gpu", None):
         full.max_tokens_per_gpu = 4096 if on_gpu else 512
     if not getattr(full, "loss_chunk_tokens", None):
-        full.loss_chunk_tokens = 1024 if on_gpu else 512
+        full.loss_chunk_tokens = 512
     choice = full.gradient_checkpointing
     full.gradient_checkpointing = choice in (True, "on") or (choice == "auto" and on_gpu)
     if not getattr(full, "save", None):

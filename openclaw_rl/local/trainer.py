@@ -38,6 +38,10 @@ ATTEMPTS = 3  # of one batch that fails for another reason than a hook (out of m
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between failures, doubled each time
 
 
+class _LearnFailed(Exception):
+    """Learning a batch raised what is neither a hook's fault nor a stop (out of memory, ...)."""
+
+
 class _Stopped(Exception):
     """`stop` was set in the middle of a step, which is given up."""
 
@@ -86,6 +90,7 @@ class Trainer:
             hook(args, "custom_convert_samples_to_train_data_path", "convert") or d.convert
         )
         self.state = TrainState()
+        self.failed = (-1, 0)  # rollout, and how often learning it has failed
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -125,11 +130,13 @@ class Trainer:
         A failing hook ends training (the batch is given back; serving is not this thread's
         business). Any other failure of a batch is tried again, then the batch is dropped.
         """
-        failures = 0
+        failures = 0  # in a row
         while not self.stop.is_set() and not self.finished():
             rollout_id = self.state.rollout_id + 1
             try:
-                self.one_rollout(rollout_id, last_attempt=failures + 1 >= ATTEMPTS)
+                if failures:
+                    self.settle_leases()  # whatever the failed attempt left open
+                self.one_rollout(rollout_id)
                 failures = 0
             except (HookError, ConfigError):
                 self.journal.give_back(rollout_id, self.args.host_name, self.clock())
@@ -138,10 +145,12 @@ class Trainer:
                 if self.stop.is_set():
                     break
                 failures += 1
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1))
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))
                 # The traceback, but not the message: it may quote a conversation.
-                log.error("[train] rollout %d failed (%s); again in %.0f s", rollout_id,
-                          type(error).__name__, pause)  # fmt: skip
+                kind = type(error.__cause__ or error).__name__
+                log.error(
+                    "[train] rollout %d failed (%s); again in %.0f s", rollout_id, kind, pause
+                )
                 log.debug("[train] traceback", exc_info=error)
                 self.journal.count("train_failures")
                 self._release_memory()
@@ -156,7 +165,7 @@ class Trainer:
         limit = self.args.num_rollout
         return bool(limit) and self.state.rollout_id + 1 >= limit
 
-    def one_rollout(self, rollout_id: int, *, last_attempt: bool = False) -> list[StepReport]:
+    def one_rollout(self, rollout_id: int) -> list[StepReport]:
         """Wait for a batch and train on it; no reports where the rollout gave none."""
         began = time.monotonic()
         output = self.rollout(self.args, rollout_id, None, evaluation=False)
@@ -170,20 +179,23 @@ class Trainer:
             raise
         except _Stopped:
             return []
-        except Exception:
-            host, now = self.args.host_name, self.clock()
+        except Exception as error:
             if self.state.rollout_id >= rollout_id:
-                self._finish(rollout_id)  # saved: learnt, whatever failed after it
-                raise
+                raise  # saved: learnt, whatever failed after it; `settle_leases` marks it
             self._restore()
-            if last_attempt:
-                ids = d.turn_ids(samples)
-                n = self.journal.drop_leased(rollout_id, host, ids, "train_failed", now)
-                log.error("[train] rollout %d: %d turns dropped (train_failed)", rollout_id, n)
-                self._advance(rollout_id)
-            else:
-                self.journal.give_back(rollout_id, host, now)
+            if isinstance(error, _LearnFailed):
+                self._another_attempt(rollout_id, samples)
             raise
+
+    def _another_attempt(self, rollout_id: int, samples: Sequence[Sample]) -> None:
+        """Count a failure to learn this batch; after `ATTEMPTS` of them its turns are dropped."""
+        last, number = self.failed
+        self.failed = (rollout_id, number + 1 if last == rollout_id else 1)
+        if self.failed[1] >= ATTEMPTS:
+            ids, host = d.turn_ids(samples), self.args.host_name
+            n = self.journal.drop_leased(rollout_id, host, ids, "train_failed", self.clock())
+            log.error("[train] rollout %d: %d turns dropped (train_failed)", rollout_id, n)
+            self._advance(rollout_id)
 
     def train(
         self, samples: Sequence[Sample], rollout_id: int, waited: float = 0.0
@@ -193,7 +205,12 @@ class Trainer:
         data = d.to_tensors(self.convert(self.args, list(samples)), self.learner.forward.device)
         if not data["tokens"]:
             raise HookError("the conversion of a rollout gave no samples")
-        reports = self.learner.learn(data)
+        try:
+            reports = self.learner.learn(data)
+        except (HookError, ConfigError, _Stopped):
+            raise
+        except Exception as error:
+            raise _LearnFailed(type(error).__name__) from error
         dropped = _left_out(data, samples, reports)
         if any(report.skipped is None for report in reports):
             state = TrainState(self.state.version + 1, rollout_id, dropped)

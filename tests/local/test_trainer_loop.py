@@ -368,7 +368,7 @@ def test_a_full_disk_leaves_weights_and_books_as_saved(tmp_path, quick, monkeypa
 
     def save(*a: Any) -> Any:
         calls.append(1)
-        if len(calls) == 1:
+        if len(calls) <= 5:  # more often than a batch may fail to be learnt
             raise OSError(28, "No space left on device")
         return real(*a)
 
@@ -376,6 +376,7 @@ def test_a_full_disk_leaves_weights_and_books_as_saved(tmp_path, quick, monkeypa
     t.run()
     assert books.trained == {"t0.0": ["1"], "t1.0": ["1"]}
     assert t.state.version == 1
+    assert not books.dropped
     assert all(s["step"] == 1 for s in t.learner.optimizer.state.values())
 
 
