@@ -62,6 +62,7 @@ def test_only_the_last_few_are_kept(tmp_path):
         checkpoint.save(tmp_path, TrainState(version, version), model, optimizer_of(model), keep=2)
     names = [p.name for p in checkpoint.folders(tmp_path)]
     assert names == ["version_00000005", "version_00000004"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names)  # nothing half written
 
 
 @pytest.mark.parametrize("torn", ["state.json", "optimizer.pt", "adapter_model.safetensors"])
