@@ -61,8 +61,9 @@ def hook_args(config: Config) -> Namespace:
         custom_convert_samples_to_train_data_path=(
             train.custom_convert_samples_to_train_data_path or None
         ),
-        w_rl=train.w_rl,
-        w_opd=train.w_opd,
+        # The weight of a signal that the method does not use is 0, so that judge and loss agree.
+        w_rl=train.w_rl if train.method != "opd" else 0.0,
+        w_opd=train.w_opd if train.method != "rl" else 0.0,
         opd_clip=train.opd_clip or None,
         eps_clip=train.eps_clip,
         eps_clip_high=train.eps_clip_high,

@@ -55,17 +55,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--updates",
         type=int,
-        default=int(environ.get("UPDATES", "10")),
-        help="weight updates of 16 turns each (default 10)",
+        default=int(environ.get("UPDATES", "12")),
+        help="weight updates of 16 turns each (default 12)",
     )
     parser.add_argument(
         "--every",
         type=int,
-        default=int(environ.get("EVERY", "2")),
+        default=int(environ.get("EVERY", "3")),
         help="ask the held-out questions every so many versions",
     )
     parser.add_argument("--seed", type=int, default=int(environ.get("SEED", "0")))
-    parser.add_argument("--users", type=int, default=12, help="users talking at the same time")
+    parser.add_argument("--users", type=int, default=16, help="users talking at the same time")
     parser.add_argument("--repeats", type=int, default=2, help="times a held-out question is asked")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the run is kept")
     parser.add_argument("--models", type=Path, default=Path("models"), help="where models are kept")
@@ -182,7 +182,8 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
         await exam(0)
         talking = asyncio.create_task(users.run())
         try:
-            shown, due = "", plan.every
+            shown, told, due = "", 0.0, plan.every
+            warned: set[str] = set()
             while True:
                 await asyncio.sleep(1)
                 if talking.done():
@@ -192,9 +193,13 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
                 status = await asyncio.to_thread(read_status, config)
                 version = int(status["version"] or 0)
                 line = progress(status, users, config.rollout.batch_size)
-                if line != shown and int(time.time()) % 5 == 0:
+                if line != shown and time.monotonic() - told >= 10:
                     say(line)
-                    shown = line
+                    shown, told = line, time.monotonic()
+                for warning in status["warnings"]:
+                    if warning not in warned:
+                        say(f"warning: {warning}")
+                        warned.add(warning)
                 if version >= min(due, plan.updates):
                     await users.pause()
                     await exam(version)

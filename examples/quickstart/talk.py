@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 from .user import HELD_OUT_QUESTIONS, Question, Verdict, count_words, draw_conversation, judge_reply
 
-MAX_TOKENS = 80
+MAX_TOKENS = 64
 """A reply of the small model is cut here; what is cut is unfinished, and the user says so."""
 
 GOODBYE_TOKENS = 4
@@ -62,7 +62,7 @@ class Users:
     client: AsyncOpenAI
     model: str
     seed: int
-    count: int = 12
+    count: int = 16
     questions: int = 2
     recent: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=32))
     conversations: int = 0

@@ -63,10 +63,12 @@ class Judging(JournalPart):
             ).rowcount
 
     def write_verdict(
-        self, turn_id: str, worker: str, verdict: Verdict, now: float
+        self, turn_id: str, worker: str, verdict: Verdict, now: float, *, use_score: bool = True
     ) -> State | None:
         """The turn is READY, or DROPPED as `no_signal` where nothing could be learnt: no score or
         0, and no teacher value. None (and nothing changed) where the claim was lost.
+
+        `use_score=False`: the method learns from teacher values alone, a score is only recorded.
 
         Raises `JournalError` for a score that is no finite number, or teacher values that are not
         one for each output token.
@@ -84,7 +86,8 @@ class Judging(JournalPart):
                     f"turn {turn_id}: {len(teacher)} teacher values for {output_len} tokens"
                 )
             taught = teacher is not None and any(map(math.isfinite, teacher))
-            state = State.READY if verdict.score or taught else State.DROPPED
+            rewarded = use_score and bool(verdict.score)
+            state = State.READY if rewarded or taught else State.DROPPED
             turns.store_verdict(db, seq, verdict, now)
             db.execute(
                 "UPDATE turns SET state = ?, reason = ?, changed = ?, claim_worker = NULL "

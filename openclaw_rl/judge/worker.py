@@ -240,8 +240,10 @@ class JudgeWorker:
             votes=outcome.votes,
             created=now,
         )
+        # A turn whose only signal has no weight would take a place in a batch for nothing.
+        use_score = getattr(self._args, "w_rl", None) != 0
         state = await asyncio.to_thread(
-            self._journal.write_verdict, turn.turn_id, claim, verdict, now
+            self._journal.write_verdict, turn.turn_id, claim, verdict, now, use_score=use_score
         )
         taught = outcome.teacher_log_probs is not None
         log.info(

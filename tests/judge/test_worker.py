@@ -102,6 +102,14 @@ async def test_plain_words_and_no_signal(journal: Journal) -> None:
     assert journal.fates().balanced()
 
 
+async def test_a_score_without_weight_takes_no_place_in_a_batch(journal: Journal) -> None:
+    """Distillation alone: praise is recorded, but there is nothing to learn from it."""
+    add_turn(journal, "t1", "Perfect, thanks.")
+    await judge_all(journal, feedback.custom_rm, make_args(w_rl=0.0))
+    assert (state(journal), verdict(journal).score) == (State.DROPPED, 1.0)
+    assert journal.fates().dropped == {"no_signal": 1}
+
+
 async def test_case_14_two_tool_results_of_which_the_first_failed(journal: Journal) -> None:
     results = [
         {"role": "tool", "tool_call_id": "a", "content": "boom\nExit code: 1"},
@@ -359,8 +367,8 @@ async def test_a_running_worker_sees_new_turns(journal: Journal, tmp_path: Path)
     loop = asyncio.get_running_loop()
     write = journal.write_verdict
 
-    def write_and_tell(*values: Any) -> Any:
-        result = write(*values)
+    def write_and_tell(*values: Any, **named: Any) -> Any:
+        result = write(*values, **named)
         loop.call_soon_threadsafe(judged.set)
         return result
 
