@@ -140,32 +140,38 @@ def _up(config: Config, words: list[str]) -> int:
 def _serve(config: Config, _: list[str]) -> int:
     from openclaw_rl.gateway.app import run
     from openclaw_rl.gateway.settings import GatewaySettings
+    from openclaw_rl.upkeep import keep_up
 
     preflight.check_model(config)
     preflight.check_data(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     gateway = config.gateway
-    asyncio.run(
-        run(
-            GatewaySettings(
-                host=gateway.host,
-                port=gateway.port,
-                api_key=gateway.api_key,
-                model_path=config.model.path,
-                served_name=config.served_name,
-                journal_path=config.journal_path,
-                engine_url=config.engine.url or None,
-                keepalive_seconds=gateway.keepalive_seconds,
-                wait_seconds=gateway.engine_wait_seconds,
-                temperature=gateway.temperature,
-                default_max_tokens=gateway.max_tokens,
-                context_length=gateway.context_length or None,
-                max_body_bytes=int(gateway.max_body_mb * 2**20),
-                max_inflight=gateway.max_inflight,
-                unnamed=gateway.unnamed,
-            )
-        )
+    settings = GatewaySettings(
+        host=gateway.host,
+        port=gateway.port,
+        api_key=gateway.api_key,
+        model_path=config.model.path,
+        served_name=config.served_name,
+        journal_path=config.journal_path,
+        engine_url=config.engine.url or None,
+        keepalive_seconds=gateway.keepalive_seconds,
+        wait_seconds=gateway.engine_wait_seconds,
+        temperature=gateway.temperature,
+        default_max_tokens=gateway.max_tokens,
+        context_length=gateway.context_length or None,
+        max_body_bytes=int(gateway.max_body_mb * 2**20),
+        max_inflight=gateway.max_inflight,
+        unnamed=gateway.unnamed,
     )
+
+    async def serve() -> None:
+        tidying = asyncio.create_task(keep_up(config))
+        try:
+            await run(settings)
+        finally:
+            tidying.cancel()
+
+    asyncio.run(serve())
     return 0
 
 
