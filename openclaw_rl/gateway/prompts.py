@@ -25,6 +25,10 @@ from openclaw_rl.wire.reply import THINK
 
 T = TypeVar("T")
 
+ENCODE_INLINE_CHARS = 500
+"""Longer texts are tokenised in a thread: about 1 ms per 1,000 characters, during which the
+tokenizer lets other threads run."""
+
 LoadTurns = Callable[[list[str]], Awaitable[list[Turn]]]
 """Reads turns from the journal; unknown ones are left out."""
 
@@ -57,10 +61,22 @@ class Prompts:
         messages = _put_back(request.messages, placement, turns)
         parent = turns.get(placement.parent_id) if placement.parent_id else None
         work = functools.partial(self._render, request, messages, parent)
-        prompt = work() if size <= self._inline_chars else await self._in_thread(work)
+        text, known_ids = work() if size <= self._inline_chars else await self._in_thread(work)
         if placement.parent_id is not None:
-            self._metrics.count("continued_turns", tokens="kept" if prompt.shares_tokens else "new")
-        return prompt
+            self._metrics.count("continued_turns", tokens="new" if known_ids is None else "kept")
+        return Prompt(
+            messages=messages,
+            ids=await self._encode(text) if known_ids is None else known_ids,
+            shares_tokens=known_ids is not None,
+            rendered_len=len(text),
+            rendered_sha=text_sha(text),
+            in_reasoning=text.rstrip().endswith(THINK),
+        )
+
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) <= ENCODE_INLINE_CHARS:
+            return self._tokenizer.encode(text)
+        return await self._in_thread(functools.partial(self._tokenizer.encode, text))
 
     async def _recall(self, placement: Placement) -> dict[str, KnownTurn]:
         """The turns that stand in the request's history, from memory or else the journal."""
@@ -104,26 +120,19 @@ class Prompts:
 
     def _render(
         self, request: ChatRequest, messages: tuple[Message, ...], parent: KnownTurn | None
-    ) -> Prompt:
+    ) -> tuple[str, list[int] | None]:
+        """The prompt's text, and its ids where it goes on from the parent's."""
         text = self._tokenizer.render(messages, request.tools, request.template_kwargs)
-        ids: list[int] | None = None
-        if parent is not None and parent.tokens is not None:
-            tokens = parent.tokens.tolist()
-            previous = KnownPrompt(
-                rendered_len=parent.rendered_len,
-                rendered_sha=parent.rendered_sha,
-                tokens=tokens,
-                output_ids=tokens[len(tokens) - parent.output_len :],
-            )
-            ids = self._tokenizer.continue_prompt(previous, text)
-        return Prompt(
-            messages=messages,
-            ids=self._tokenizer.encode(text) if ids is None else ids,
-            shares_tokens=ids is not None,
-            rendered_len=len(text),
-            rendered_sha=text_sha(text),
-            in_reasoning=text.rstrip().endswith(THINK),
+        if parent is None or parent.tokens is None:
+            return text, None
+        tokens = parent.tokens.tolist()
+        previous = KnownPrompt(
+            rendered_len=parent.rendered_len,
+            rendered_sha=parent.rendered_sha,
+            tokens=tokens,
+            output_ids=tokens[len(tokens) - parent.output_len :],
         )
+        return text, self._tokenizer.continue_prompt(previous, text)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

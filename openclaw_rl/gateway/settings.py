@@ -49,8 +49,8 @@ class GatewaySettings:
     """Turns that the session tracker keeps in memory."""
     known_prompt_bytes: int = 128 * MIB
     """Memory for token ids and replies of recent turns; older ones are read from the journal."""
-    inline_chars: int = 20_000
-    """Longer texts are rendered and tokenised in a thread, so that other streams go on."""
+    inline_chars: int = 10_000
+    """Longer requests are rendered in a thread, so that other streams go on."""
 
     def __post_init__(self) -> None:
         for name in ("keepalive_seconds", "journal_seconds"):
