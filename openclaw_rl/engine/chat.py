@@ -216,7 +216,8 @@ def _parsed(call: Mapping[str, Any]) -> dict[str, Any]:
     parsed = copy.deepcopy(dict(call))
     function = parsed.get("function")
     if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-        with suppress(ValueError):  # the model's own broken JSON: the template shows it as text
+        # The model's own broken (or endlessly nested) JSON: the template shows it as text.
+        with suppress(ValueError, RecursionError):
             function["arguments"] = json.loads(function["arguments"])
     return parsed
 

@@ -101,5 +101,5 @@ def _call_meaning(text: str) -> list[str]:
             if isinstance(call, dict) and isinstance(call.get("arguments"), str):
                 call["arguments"] = json.loads(call["arguments"])
         return [json.dumps(call, sort_keys=True) for call in calls]
-    except ValueError:
+    except (ValueError, RecursionError):
         return [text.strip()]

@@ -20,7 +20,7 @@ from aiohttp import web
 from openclaw_rl import __version__
 from openclaw_rl.gateway.auth import Auth, Caller
 from openclaw_rl.gateway.core import ClientGone
-from openclaw_rl.gateway.failures import error_response, to_wire
+from openclaw_rl.gateway.failures import error_response, http_log, to_wire
 from openclaw_rl.gateway.feedback import parse_feedback
 from openclaw_rl.gateway.health import fates_body, fates_gauges, warnings
 from openclaw_rl.gateway.parts import Parts, open_parts
@@ -73,6 +73,7 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
         handler_cancellation=True,  # a client that leaves cancels its handler
         shutdown_timeout=settings.shutdown_seconds,
         access_log=None,
+        logger=http_log,
     )
     await runner.setup()
     try:
@@ -163,7 +164,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         chat = parse_chat_request(body)
         if chat.ignored:
-            log.info("ignored keys: %s", ", ".join(name[:40] for name in chat.ignored[:20]))
+            log.info("ignored keys: %s", ", ".join(ascii(name[:40]) for name in chat.ignored[:20]))
         headers = {name.lower(): value for name, value in request.headers.items()}
         turn = await parts.gateway.begin(chat, request[CALLER], headers, len(body))
         if chat.stream:

@@ -25,12 +25,30 @@ from openclaw_rl.wire.errors import (
     body_too_large,
     error_body,
     internal,
+    invalid,
     prompt_too_long,
     too_many_requests,
     unavailable,
 )
 
 log = logging.getLogger("openclaw_rl.gateway")
+
+http_log = logging.getLogger("openclaw_rl.gateway.http")
+"""For aiohttp's own lines."""
+
+
+class _TypesOnly(logging.Filter):
+    """aiohttp logs what it cannot read byte for byte, keys and conversations among it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
+            record.exc_info = record.exc_text = None
+        return True
+
+
+http_log.addFilter(_TypesOnly())
 
 RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds after which trying again makes sense."""
@@ -58,6 +76,10 @@ def to_wire(error: Exception) -> WireError:
             return body_too_large(_limit(error))
         case web.HTTPException():
             return _http(error)
+        case web.RequestPayloadError():
+            return invalid(None, "the body cannot be read: it is not encoded as its headers say")
+        case RecursionError():
+            return invalid(None, "the request is nested too deeply")
     frames = traceback.extract_tb(error.__traceback__)
     where = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-6:]))
     log.error("unexpected %s at %s", type(error).__name__, where)

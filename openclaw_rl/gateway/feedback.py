@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.session.types import Message
+from openclaw_rl.wire.chat import read_object
 from openclaw_rl.wire.errors import invalid
 
 COMPLETION_PREFIX = "chatcmpl-"
@@ -25,19 +24,14 @@ class Feedback:
 
 def parse_feedback(body: bytes) -> Feedback:
     """Read a body; `WireError` 400 names the field that is wrong."""
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise invalid(None, "the body is not valid JSON") from None
-    if not isinstance(data, dict):
-        raise invalid(None, "the body must be a JSON object")
+    data = read_object(body)
     turn_id, session_id = _text(data, "turn_id"), _text(data, "session_id")
     if (turn_id is None) == (session_id is None):
         raise invalid("turn_id", "give either turn_id or session_id")
     score, thumb, text = data.get("score"), data.get("thumb"), _text(data, "text")
     if isinstance(score, bool) or not isinstance(score, int | float | None):
         raise invalid("score", "must be a number from -1 to 1")
-    if score is not None and not (math.isfinite(score) and -1 <= score <= 1):
+    if score is not None and not -1 <= score <= 1:  # nor is NaN
         raise invalid("score", "must be a number from -1 to 1")
     if thumb not in (None, "up", "down"):
         raise invalid("thumb", "must be 'up' or 'down'")

@@ -336,7 +336,7 @@ def _behind_empty(history: History, end: int) -> int:
 
 def _says_retry(headers: Mapping[str, str]) -> bool:
     count = headers.get("x-stainless-retry-count", "").strip()
-    if count.isdigit() and int(count) > 0:
+    if count.isdecimal() and count.strip("0"):  # no int(): a header may hold any digits
         return True
     return headers.get("x-retry", "").strip().lower() not in ("", "0", "false", "no")
 

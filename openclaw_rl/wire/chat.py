@@ -60,7 +60,7 @@ def parse_chat_request(body: bytes, *, image_ok: bool = False) -> ChatRequest:
 
     Without `image_ok` image parts are refused; with it, content with images stays a list of parts.
     """
-    data = _load(body)
+    data = read_object(body)
     given = {key: value for key, value in data.items() if value is not None}
     _refuse_shapes(given)
     sampling, known = parse_sampling(given)
@@ -89,9 +89,12 @@ def parse_chat_request(body: bytes, *, image_ok: bool = False) -> ChatRequest:
     )
 
 
-def _load(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`, its texts whole Unicode; `WireError` 400 for anything else."""
     try:
         data: Any = json.loads(body.decode("utf-8-sig"))
+        if b"\\ud" in body or b"\\uD" in body:
+            data = _whole_characters(data)
     except UnicodeDecodeError:
         raise invalid(None, "the body is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -104,10 +107,7 @@ def _load(body: bytes) -> dict[str, Any]:
         raise invalid(None, "the body is not valid JSON") from None
     if not isinstance(data, dict):
         raise invalid(None, "the body must be a JSON object")
-    if b"\\ud" in body or b"\\uD" in body:
-        data = _whole_characters(data)
-    checked: dict[str, Any] = data
-    return checked
+    return data
 
 
 def _whole_characters(value: Any) -> Any:
