@@ -311,6 +311,7 @@ async def serve(options: argparse.Namespace) -> None:
         port=options.serve,
         engine_url=options.engine,
         context_length=1 << 20,
+        max_inflight=4096,  # where it cannot keep up, the table shall say so, not stop
     )
     await run(settings, on_ready=lambda url: print(url, flush=True))
 

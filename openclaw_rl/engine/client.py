@@ -28,7 +28,7 @@ import aiohttp
 from openclaw_rl.engine.events import ReplyReader
 from openclaw_rl.engine.sse import EventLines
 from openclaw_rl.engine.transport import Lost, Transport
-from openclaw_rl.engine.types import Delta, Finish, OnWait
+from openclaw_rl.engine.types import Delta, Finish, OnWait, join
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ class SGLangEngine:
     `url` may be a function: it is asked before every try, and None means "not there yet".
     `http` pools the connections; its connector wants `limit=0`, or streams queue behind each other.
     `silence_seconds`: after so long without a byte the engine is asked for a sign of life (a paused
-    engine is silent and alive).
+    engine is silent and alive). `join_deltas`: tokens that came in one piece are one delta, so that a
+    reader that is behind catches up.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class SGLangEngine:
         *,
         wait_seconds: float = 300.0,
         silence_seconds: float = 30.0,
+        join_deltas: bool = False,
     ) -> None:
         self._transport = Transport(url, http, silence_seconds)
+        self._join_deltas = join_deltas
         self._wait_seconds = wait_seconds
         self._calls: dict[str, _Call] = {}
         self._tasks: set[asyncio.Task[bool]] = set()
@@ -245,12 +248,22 @@ class SGLangEngine:
             async with transport.generate(body, routing_key, fresh=call.tries > 1) as exchange:
                 call.response = exchange.response
                 while chunk := await transport.read(exchange):
+                    waiting: Delta | None = None
                     for payload in lines.feed(chunk):
                         if payload == b"[DONE]":
                             continue
                         delta = reader.read(payload)
-                        exchange.finished = delta.finish is not None
-                        yield delta
+                        if waiting is not None:
+                            joined = join(waiting, delta) if self._join_deltas else None
+                            if joined is None:
+                                yield waiting
+                            delta = joined or delta
+                        waiting = delta
+                        if delta.finish is not None:
+                            break
+                    if waiting is not None:
+                        exchange.finished = waiting.finish is not None
+                        yield waiting
                         if exchange.finished:
                             return
         except EngineUnavailable as error:

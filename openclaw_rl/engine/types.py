@@ -42,6 +42,25 @@ class Delta:
     top: list[list[tuple[float, int]]] | None = None
 
 
+def join(first: Delta, second: Delta) -> Delta | None:
+    """Both as one, or None where that would lose something (another version, a gap in log-probs).
+
+    `first` must not have a finish.
+    """
+    if first.version != second.version or (first.top is None) != (second.top is None):
+        return None
+    if first.logprobs is None or second.logprobs is None:
+        return None
+    return Delta(
+        ids=first.ids + second.ids,
+        logprobs=first.logprobs + second.logprobs,
+        version=first.version,
+        finish=second.finish,
+        cached_tokens=max(first.cached_tokens, second.cached_tokens),
+        top=None if first.top is None or second.top is None else first.top + second.top,
+    )
+
+
 class Engine(Protocol):
     """The narrow waist: SGLang's dialect and the embedded engine now, others later."""
 

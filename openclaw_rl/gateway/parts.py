@@ -118,7 +118,7 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
         following = asyncio.ensure_future(address.follow())
         stack.callback(following.cancel)
         http = await stack.enter_async_context(_connections())
-        engine = SGLangEngine(address, http, wait_seconds=settings.wait_seconds)
+        engine = SGLangEngine(address, http, wait_seconds=settings.wait_seconds, join_deltas=True)
         stack.push_async_callback(engine.close)
         metrics, known = Metrics(), KnownTurns(settings.known_prompt_bytes)
 

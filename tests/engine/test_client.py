@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from openclaw_rl.engine.client import SGLangEngine
-from openclaw_rl.engine.types import Delta, Reply, collect
+from openclaw_rl.engine.types import Delta, Finish, Reply, collect, join
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from tests.fakes.engine import EOS_ID, FakeEngine, Fault, logprob_of
 
@@ -569,3 +569,12 @@ async def test_an_unknown_kind_of_server_is_an_error_at_once(
     client = SGLangEngine("not a url", http, wait_seconds=0.2)
     with pytest.raises(EngineError):
         await run(client)
+
+
+def test_deltas_join_only_where_nothing_is_lost() -> None:
+    a, b = Delta([1], [-0.1], "0", None, 3), Delta([2, 3], [-0.2, -0.3], "0", Finish("stop", 3))
+    assert join(a, b) == Delta([1, 2, 3], [-0.1, -0.2, -0.3], "0", Finish("stop", 3), 3)
+    assert join(a, Delta([2], [-0.2], "1")) is None
+    assert join(a, Delta([2], None, "0")) is None
+    assert join(Delta([1], None, "0"), b) is None
+    assert join(a, Delta([2], [-0.2], "0", top=[[(-0.2, 2)]])) is None
