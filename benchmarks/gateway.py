@@ -208,7 +208,7 @@ async def long_session(client: Client, engine: str, turns: int, sessions: int) -
         talk = question(number)[:1]
         for turn in range(1, turns + 1):
             talk.append({"role": "user", "content": f"Turn {turn}: and what about that? " * 4})
-            asked = await client.through(talk, 16, f"long-{number}-{time.time()}"[:20])
+            asked = await client.through(talk, 16, f"long-{number}")
             if turn in range(2, 12) or turn > turns - 10:
                 plain = await client.bare(engine, talk, 16)
                 (early if turn < 12 else late).append(asked.total - plain.total)

@@ -82,8 +82,8 @@ class SGLangEngine:
     `url` may be a function: it is asked before every try, and None means "not there yet".
     `http` pools the connections; its connector wants `limit=0`, or streams queue behind each other.
     `silence_seconds`: after so long without a byte the engine is asked for a sign of life (a paused
-    engine is silent and alive). `join_deltas`: tokens that came in one piece are one delta, so that a
-    reader that is behind catches up.
+    engine is silent and alive). `join_deltas`: tokens that came in one piece are one
+    delta, so that a reader that is behind catches up.
     """
 
     def __init__(

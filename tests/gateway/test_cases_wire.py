@@ -45,6 +45,7 @@ async def test_case_01_two_tool_calls_each_complete(served, stream):
 
 async def test_case_02_a_stream_has_reasoning_text_usage_and_an_end(served):
     served.engine.say("<think>\nlet me see\n</think>\n\nParis it is.")
+    served.engine.delay = 0.005  # tokens that come in one piece would go on in one piece
     request = {
         "model": "tiny",
         "stream": True,
