@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from openclaw_rl import __version__, preflight
 from openclaw_rl.config import add_flags, load_config
-from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.errors import ConfigError, HookError, OpenClawRLError
 from openclaw_rl.hook_args import hook_args
 from openclaw_rl.settings import Config
 from openclaw_rl.supervisor import MISCONFIGURED, Loop, stop_with_parent, supervise
@@ -89,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run[options.command](config, words)
     except OpenClawRLError as error:
         print(f"openclaw-rl: {error}", file=sys.stderr)
-        return MISCONFIGURED
+        # A loop that failed while it ran (a full disk, a dead engine) is worth starting again.
+        lasting = isinstance(error, ConfigError | HookError) or not getattr(options, "supervised", False)
+        return MISCONFIGURED if lasting else 1
     except KeyboardInterrupt:
         return 130
 
@@ -161,7 +163,7 @@ def _serve(config: Config, _: list[str]) -> int:
         context_length=gateway.context_length or None,
         max_body_bytes=int(gateway.max_body_mb * 2**20),
         max_inflight=gateway.max_inflight,
-        unnamed=gateway.unnamed,
+        unnamed=gateway.unnamed,  # type: ignore[arg-type]  # one of its choices, checked
     )
 
     async def serve() -> None:

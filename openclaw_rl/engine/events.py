@@ -157,9 +157,11 @@ class ReplyReader:
         kind = reason.get("type") if isinstance(reason, dict) else reason
         if kind == "abort" and isinstance(reason, dict):
             status = reason.get("status_code")
+            message = str(reason.get("message") or "no reason given")[:300]
             if isinstance(status, int) and 400 <= status < 500:
-                message = str(reason.get("message") or "no reason given")[:300]
                 raise refusal(status, message, self._prompt_tokens)
+            if status == 500:  # its own fault, or this request's: not to be tried for ever
+                raise EngineUnavailable(f"the engine failed: {message}")
         if kind not in ("stop", "length", "abort"):
             raise EngineError(f"the engine ended with an unknown finish reason {str(kind)[:40]!r}")
         matched = reason.get("matched") if isinstance(reason, dict) else None

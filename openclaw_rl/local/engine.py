@@ -40,6 +40,7 @@ from openclaw_rl.local.step import StepRunner
 log = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 5e-4
+_LAST_FAILURE = 5  # in a row ends the engine; one bad request is tried no more than 3 times
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -296,7 +297,7 @@ class EngineCore:
             for sequence in list(self._running):
                 self._end(sequence, {"type": "abort", "message": reason, "status_code": 500})
             self.pool.flush()
-            if self._failures >= 3:
+            if self._failures >= _LAST_FAILURE:
                 self._stopping = True
 
     def _admit(self) -> None:

@@ -7,7 +7,6 @@ No torch here. Log-probs are natural logarithms.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ BASE_VERSION = "base"
 
 _DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's default
 _MAX_TOP = 128  # more alternatives a token than anybody asks for; bounds the reply
+_GREEDY_BELOW = 1e-6  # as SGLang: a smaller temperature is 0; its inverse is no number any more
+_WHOLE_MAX = 2**31 - 1
 
 # Do not change what is sampled, or change only text, which this engine never returns.
 _IGNORED = {
@@ -125,7 +126,7 @@ def _number(values: Mapping[str, Any], name: str, default: float, low: float, hi
     value = values.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise _refuse(f"sampling_params.{name} must be a number")
     if not low <= value <= high:
         raise _refuse(f"sampling_params.{name} must be between {low} and {high}, got {value}")
@@ -136,8 +137,8 @@ def _whole(values: Mapping[str, Any], name: str, default: int, low: int) -> int:
     value = values.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise _refuse(f"{name} must be a whole number of at least {low}")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _WHOLE_MAX:
+        raise _refuse(f"{name} must be a whole number from {low} to {_WHOLE_MAX}")
     return value
 
 
@@ -152,10 +153,9 @@ def _ids(value: Any, name: str) -> tuple[int, ...]:
 def parse_sampling(values: Mapping[str, Any]) -> SamplingParams:
     """Checks `sampling_params`. A parameter that would change the distribution and is not
     supported is refused, never dropped in silence."""
-    inf = math.inf
-    stop = values.get("stop")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(isinstance(s, str) for s in stops):
+    stop = values.get("stop") or []
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
         raise _refuse("sampling_params.stop must be a string or a list of strings")
     seed = values.get("sampling_seed", values.get("seed"))
     if seed is not None and type(seed) is not int:
@@ -166,8 +166,9 @@ def parse_sampling(values: Mapping[str, Any]) -> SamplingParams:
             raise _refuse(f"sampling_params.{name} is not supported by the embedded engine")
     if values.get("n") not in (None, 1):
         raise _refuse("sampling_params.n must be 1")
+    temperature = _number(values, "temperature", 1.0, 0.0, 1e6)
     return SamplingParams(
-        temperature=_number(values, "temperature", 1.0, 0.0, inf),
+        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
         top_p=_number(values, "top_p", 1.0, 1e-9, 1.0),
         top_k=_whole(values, "top_k", -1, -1),
         min_p=_number(values, "min_p", 0.0, 0.0, 1.0),

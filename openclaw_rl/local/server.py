@@ -163,7 +163,7 @@ class _Routes:
             body = json.loads(await http.read())
             request = parse_generate(body, policy=policy, vocab_size=self.core.model.vocab_size)
             inbox = self.mailbox.open(request.rid)
-        except (ValueError, EngineRefused) as error:
+        except (ValueError, RecursionError, EngineRefused) as error:
             return _error(400, str(error))
         done = False
         try:
@@ -255,7 +255,7 @@ async def _object(http: web.Request) -> dict[str, Any]:
     """A JSON object body; an empty or other body counts as an empty one."""
     try:
         body = json.loads(await http.read() or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
 

@@ -17,6 +17,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "repetition_penalty": (0.0, math.inf, "above 0"),
 }
 _LARGEST = 1e6  # beyond any use, and still a float
+_LARGEST_INT = 2**31 - 1  # engines keep these in 32 bits, and die of larger ones
 _ABOVE_LOW = ("top_p", "repetition_penalty")  # the lower bound itself is not allowed
 
 
@@ -39,7 +40,7 @@ def parse_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[
         result[key] = float(value)
     top_k = given.get("top_k")
     if top_k is not None:
-        if isinstance(top_k, bool) or not isinstance(top_k, int) or (top_k < 1 and top_k != -1):
+        if not _is_int32(top_k) or (top_k < 1 and top_k != -1):
             raise invalid("top_k", "must be an integer of at least 1, or -1 for no limit")
         result["top_k"] = top_k
     stop = given.get("stop")
@@ -67,4 +68,8 @@ def positive_int(given: Mapping[str, Any], key: str) -> int | None:
 
 
 def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return _is_int32(value) and value >= 0
+
+
+def _is_int32(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value <= _LARGEST_INT

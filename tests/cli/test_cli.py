@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from openclaw_rl.cli import main
+from openclaw_rl.errors import ConfigError, EngineError, HookError, JournalError
 
 
 @pytest.fixture
@@ -38,6 +39,20 @@ def test_help_of_a_command_names_its_settings(capsys, command):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert "--custom-rm-path" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConfigError, 2), (HookError, 2), (EngineError, 1), (JournalError, 1)]
+)
+def test_only_a_lasting_error_of_a_loop_ends_the_whole(monkeypatch, capsys, error, status):
+    def fail(*_):
+        raise error("it went wrong")
+
+    monkeypatch.setattr("openclaw_rl.cli._train", fail)
+    monkeypatch.setattr("openclaw_rl.cli.stop_with_parent", lambda: None)
+    assert main(["train", "--supervised"]) == status
+    assert main(["train"]) == 2
+    assert "openclaw-rl: it went wrong" in capsys.readouterr().err
 
 
 def test_case_35_no_model(capsys, tmp_path, monkeypatch):

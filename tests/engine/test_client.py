@@ -156,6 +156,17 @@ async def test_case_03_other_refusals(fake: FakeEngine, client: SGLangEngine) ->
     assert fake.aborts == []
 
 
+async def test_a_request_that_the_engine_fails_at_is_not_tried_for_ever(
+    fake: FakeEngine, client: SGLangEngine
+) -> None:
+    fake.faults += [
+        Fault(abort_after=0, abort_status=500, message="engine step failed") for _ in range(9)
+    ]
+    with pytest.raises(EngineUnavailable, match="engine step failed"):
+        await run(client)
+    assert len(fake.requests) < 9
+
+
 # --- aborts of ours ------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from openclaw_rl.errors import ConfigError, EngineRefused, EngineUnavailable
 from openclaw_rl.local.engine import EngineCore, EngineLimits
 from openclaw_rl.local.model import LoadedModel, LoraSpec
-from openclaw_rl.local.request import GenerateRequest
+from openclaw_rl.local.request import GenerateRequest, parse_sampling
 from tests.fakes.model import tiny_model
 from tests.local.engine_kit import Caller, random_adapter, reference
 
@@ -104,6 +105,13 @@ def test_eos_stop_ids_and_ignore_eos(caller, model):
         assert caller.send(PROMPT, ignore_eos=True, **asked).wait().ids == first.ids
     finally:
         model.eos_ids = kept
+
+
+def test_a_temperature_of_nearly_nothing_is_greedy(caller):
+    tiny = parse_sampling({"temperature": 1e-300}).temperature
+    cold = caller.send(PROMPT, temperature=tiny).wait()
+    assert cold.ids == caller.send(PROMPT, temperature=0).wait().ids
+    assert all(map(math.isfinite, cold.logprobs))
 
 
 def test_a_stop_string_may_span_tokens(caller, model):

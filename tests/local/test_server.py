@@ -140,6 +140,9 @@ async def test_scoring_and_the_base_prefix(http, server, core, model):
         ({"input_ids": [8], "rid": 3}, "rid"),
         ({"input_ids": [8], "sampling_params": {"temperature": -1}}, "temperature"),
         ({"input_ids": [8], "sampling_params": {"temperature": "hot"}}, "temperature"),
+        ({"input_ids": [8], "sampling_params": {"temperature": 10**400}}, "temperature"),
+        ({"input_ids": [8], "sampling_params": {"top_k": 10**100}}, "top_k"),
+        ({"input_ids": [8], "sampling_params": {"stop": 5}}, "stop"),
         ({"input_ids": [8], "sampling_params": {"top_p": 0}}, "top_p"),
         ({"input_ids": [8], "sampling_params": {"max_new_tokens": -3}}, "max_new_tokens"),
         ({"input_ids": [8], "sampling_params": {"json_schema": "{}"}}, "json_schema"),
@@ -153,6 +156,12 @@ async def test_what_cannot_be_served_is_refused_by_name(http, server, value, wor
     status, reply = await post(http, f"{server.url}/generate", value)
     assert status == 400
     assert words in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/generate", 400), ("/abort_request", 200)])
+async def test_a_body_nested_without_end_is_no_failure(http, server, path, status):
+    async with http.post(f"{server.url}{path}", data=b"[" * 100_000) as response:
+        assert response.status == status
 
 
 async def test_a_prompt_beyond_the_context_is_refused_in_sglangs_words(http, server):

@@ -79,6 +79,8 @@ def test_case_04_bodies_that_are_no_request(body):
         ({"messages": [USER], "temperature": float("nan")}, "temperature"),
         ({"messages": [USER], "top_p": 0}, "top_p"),
         ({"messages": [USER], "top_k": 0}, "top_k"),
+        ({"messages": [USER], "top_k": 2**31}, "top_k"),
+        ({"messages": [USER], "stop_token_ids": [2**31]}, "stop_token_ids"),
         ({"messages": [USER], "stop": [""]}, "stop"),
         ({"messages": [USER], "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"messages": [USER], "tools": [{"type": "function", "function": {}}]},
