@@ -37,7 +37,7 @@ def save(
     root: Path, state: TrainState, model: Any, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
     """Write a checkpoint, make it durable, drop the oldest beyond `keep`; returns its folder."""
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)  # learnt from private conversations
     final = root / f"version_{state.version:08d}"
     temporary = root / f".writing_{state.version:08d}_{os.getpid()}"
     for left in root.glob(".writing_*"):

@@ -14,6 +14,7 @@ Owns the trainer's model; runs in one thread. Knows the engine only as a functio
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
-from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.errors import ConfigError, HookError, JournalError
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local import data as d
 from openclaw_rl.local.checkpoint import TrainState
@@ -152,7 +153,8 @@ class Trainer:
                     "[train] rollout %d failed (%s); again in %.0f s", rollout_id, kind, pause
                 )
                 log.debug("[train] traceback", exc_info=error)
-                self.journal.count("train_failures")
+                with contextlib.suppress(JournalError):  # perhaps the very thing that failed
+                    self.journal.count("train_failures")
                 self._release_memory()
                 self.stop.wait(pause)
         if self.stop.is_set():

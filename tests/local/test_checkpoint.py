@@ -42,6 +42,13 @@ def test_round_trip_with_the_optimisers_state(tmp_path):
     assert torch.equal(mine[0]["exp_avg"], theirs[0]["exp_avg"])
 
 
+def test_only_their_owner_reads_them(tmp_path):
+    model = peft_model(dtype=torch.float32)
+    root = tmp_path / "checkpoints"
+    checkpoint.save(root, TrainState(1, 0), model, optimizer_of(model), keep=3)
+    assert root.stat().st_mode & 0o077 == 0
+
+
 def test_peft_itself_loads_it(tmp_path):
     from peft import PeftModel
 

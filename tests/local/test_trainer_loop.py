@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from openclaw_rl.errors import HookError
+from openclaw_rl.errors import HookError, JournalError
 from openclaw_rl.local import checkpoint, trainer
 from openclaw_rl.local.trainer import Trainer
 from tests.local.tiny import Books, conversation, peft_model, train_args
@@ -340,6 +340,26 @@ def test_a_failing_batch_is_tried_again_then_dropped(tmp_path, quick, caplog):
     assert books.counters == {"train_failures": 3}
     assert float(t.learner.parameters[0].abs().max()) < 2
     assert "what the user said" not in caplog.text
+
+
+def test_a_journal_that_fails_while_a_failure_is_counted_does_not_end_training(tmp_path, quick):
+    books, rollout = world(turn_count=2)
+    t = make(tmp_path, books, rollout)
+    t.resume()
+    real, calls = t.rollout, []
+
+    def rollout_of_a_locked_journal(*a: Any, **k: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise JournalError("locked")
+        return real(*a, **k)
+
+    def count(name: str, n: int = 1) -> None:
+        raise JournalError("still locked")
+
+    t.rollout, books.count = rollout_of_a_locked_journal, count
+    t.run()
+    assert books.trained == {"t0.0": ["1"], "t1.0": ["1"]}
 
 
 def test_a_publish_that_fails_does_not_train_the_batch_again(tmp_path, quick):
