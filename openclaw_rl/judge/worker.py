@@ -214,6 +214,19 @@ class JudgeWorker:
         return replace(outcome, teacher_log_probs=values, asked_teacher=True)
 
     async def _call(self, sample: Any) -> Any:
+        """The reward's result. A hook may raise anything: it must not end the judge."""
+        try:
+            return await self._result(sample)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # ours: a timeout or a stop
+            raise BadReward("reward_failed", "the reward was cancelled") from None
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            kind = type(error).__name__
+            raise BadReward("reward_failed", f"the reward raised {kind}") from None
+
+    async def _result(self, sample: Any) -> Any:
         if inspect.iscoroutinefunction(self._reward_fn):
             return await self._reward_fn(self._args, sample)
         # A plain function may compute for long: not on the event loop.
@@ -302,12 +315,12 @@ async def in_thread(function: Callable[..., Any], *values: Any) -> Any:
 
     def work() -> None:
         result: Any = None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             result = function(*values)
         except StopIteration:
             failure = RuntimeError("StopIteration")  # a future does not take one
-        except Exception as error:
+        except BaseException as error:  # the thread ends here in any case
             failure = error
         with suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(settle, result, failure)

@@ -202,6 +202,26 @@ async def test_case_34_a_bad_reward_drops_its_turn_only(
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_case_34_a_reward_that_wants_to_end_the_judge_drops_its_turn_only(
+    journal: Journal, kind: type[BaseException], plain: bool
+) -> None:
+    def reward(args: Any, sample: Sample) -> float:
+        if sample.metadata["turn_id"] == "bad":
+            raise kind
+        return 1.0
+
+    async def waiting(args: Any, sample: Sample) -> float:
+        return reward(args, sample)
+
+    for turn_id in ("good1", "bad", "good2"):
+        add_turn(journal, turn_id, "x")
+    await judge_all(journal, reward if plain else waiting, make_args())
+    assert journal.fates().dropped == {"reward_failed": 1}
+    assert journal.fates().ready == 2
+
+
 async def test_case_34_a_plain_function_that_never_returns(journal: Journal) -> None:
     end = threading.Event()
     add_turn(journal, "t1", "x")
