@@ -32,6 +32,7 @@ class Database:
         self._busy_seconds = busy_seconds
         self._lock = threading.RLock()
         self._depth = 0
+        self._file = _identity(path)
 
     @classmethod
     def open(
@@ -84,6 +85,9 @@ class Database:
         """A write transaction; inside another one of this thread, a savepoint of it."""
         with self._lock:
             begin, commit, undo = self._verbs()
+            if self._depth == 0 and self._file != _identity(self._path):
+                # What SQLite wrote to it would be gone with the last process that has it open.
+                raise JournalError(f"{self._path} was removed or replaced while it was in use")
             self._retry(lambda: self._db.execute(begin))
             self._depth += 1
             try:
@@ -177,6 +181,15 @@ def _touch_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise JournalError(f"cannot make the journal {path}: {error.strerror}") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is at `path`; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _make_private(path: Path) -> None:

@@ -621,3 +621,13 @@ def test_the_fates_always_add_up(actions, tmp_path_factory):
             assert fates.balanced(), (action, fates)
             assert fates.seen == seen
             assert fates.trained == len(trained)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_removed_while_in_use_takes_no_more_turns(path, journal, replaced):
+    for file in (path, *path.parent.glob("journal.db-*")):
+        file.unlink()
+    if replaced:
+        Journal.open(path).close()
+    with pytest.raises(JournalError, match="removed or replaced"):
+        journal.record_turn(record("t1"))
