@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OpenClawRLError as error:
         print(f"openclaw-rl: {error}", file=sys.stderr)
         # A loop that failed while it ran (a full disk, a dead engine) is worth starting again.
-        lasting = isinstance(error, ConfigError | HookError) or not getattr(options, "supervised", False)
-        return MISCONFIGURED if lasting else 1
+        again = "--supervised" in words and not isinstance(error, ConfigError | HookError)
+        return 1 if again else MISCONFIGURED
     except KeyboardInterrupt:
         return 130
 

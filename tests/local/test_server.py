@@ -158,10 +158,10 @@ async def test_what_cannot_be_served_is_refused_by_name(http, server, value, wor
     assert words in reply["error"]["message"]
 
 
-@pytest.mark.parametrize(("path", "status"), [("/generate", 400), ("/abort_request", 200)])
-async def test_a_body_nested_without_end_is_no_failure(http, server, path, status):
+@pytest.mark.parametrize("path", ["/generate", "/abort_request"])
+async def test_a_body_nested_without_end_is_refused(http, server, path):
     async with http.post(f"{server.url}{path}", data=b"[" * 100_000) as response:
-        assert response.status == status
+        assert response.status == 400
 
 
 async def test_a_prompt_beyond_the_context_is_refused_in_sglangs_words(http, server):
