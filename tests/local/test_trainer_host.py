@@ -204,6 +204,17 @@ def test_misuse_is_said_before_anything_is_served(model_dir, tmp_path):
         Host(arguments(tmp_path / "nothing", tmp_path))
 
 
+def test_case_33_a_second_trainer_of_the_same_journal_does_not_start(model_dir, tmp_path):
+    args = arguments(model_dir, tmp_path)
+    with Running(args):
+        with pytest.raises(ConfigError, match="another trainer is at work"):
+            Host(args)
+        lock = tmp_path / "h.lock"
+        assert lock.stat().st_size == 0
+    with Running(args):  # free again, although the file is still there
+        assert lock.exists()
+
+
 SCRIPT = """
 import json, logging, sys
 from argparse import Namespace
