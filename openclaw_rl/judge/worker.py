@@ -85,7 +85,9 @@ class JudgeWorker:
             while not self._stopping.is_set():
                 now = self._clock()
                 changed = await asyncio.to_thread(self._journal.changed)
-                if now >= self._rest_until and (changed or now - swept >= SWEEP_SECONDS):
+                # A clock that was set back must not put the next look off.
+                due = changed or not 0 <= now - swept < SWEEP_SECONDS
+                if due and not self._rests(now):
                     swept = now
                     await self._take_all()
                 await self._wait(POLL_SECONDS)
@@ -116,7 +118,7 @@ class JudgeWorker:
         if room <= 0 or self._stopping.is_set():
             return room <= 0 and not self._stopping.is_set()
         now = self._clock()
-        if now < self._rest_until:
+        if self._rests(now):
             return False
         if self._away:
             room = 1  # one turn finds out whether the endpoint is back
@@ -287,9 +289,14 @@ class JudgeWorker:
         self._abstained.pop(turn.turn_id, None)
         await asyncio.to_thread(self._journal.drop, turn.turn_id, reason, self._clock())
 
+    def _rests(self, now: float) -> bool:
+        """Whether an endpoint is given time to come back. No rest is longer than the longest:
+        one that seems to be began before the clock was set back."""
+        return now < self._rest_until <= now + LONGEST_REST
+
     def _rest(self) -> None:
         now = self._clock()
-        if now >= self._rest_until:  # else: another turn of the same outage
+        if not self._rests(now):  # else: another turn of the same outage
             self._away += 1
             self._rest_until = now + min(LONGEST_REST, 2.0 ** min(self._away - 1, 10))
 

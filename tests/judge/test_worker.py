@@ -272,6 +272,23 @@ async def test_case_27_a_judge_that_is_down_costs_time_and_no_score(journal: Jou
     assert all(verdict(journal, f"t{n}").score == 1.0 for n in range(5))
 
 
+async def test_case_27_a_clock_set_back_does_not_prolong_a_rest(journal: Journal) -> None:
+    clock, args = Clock(), make_args()
+    clock.now = 10_000.0
+    add_turn(journal, "t1", "x")
+    async with FakeChat() as fake:
+        args.prm_url = fake.url
+        fake.default = 503
+        worker = make_worker(journal, prm.custom_rm, args, clock=clock)
+        await worker.run_until_idle()
+        clock.now -= 3600
+        fake.default = '{"verdict": 1}'
+        add_turn(journal, "t2", "x")
+        await worker.run_until_idle()
+        await args.judge_resources.close()
+    assert state(journal, "t2") is State.READY
+
+
 async def test_case_27_an_endpoint_that_is_not_published_yet(journal: Journal, model: Path) -> None:
     clock, args = Clock(), make_args(hf_checkpoint=str(model))
     add_turn(journal, "t1", "x")
