@@ -279,7 +279,8 @@ class SGLangEngine:
         if got and call.grammar:
             raise EngineUnavailable(f"{lost}; a reply under a grammar cannot be resumed")
         pause = patience.pause(str(lost), lost.faulty, _now())
-        log.info("%s; going on in %.2f s with %d tokens so far", lost, pause, got)
+        what = str(lost).partition(":")[0]  # the engine's own words may quote the request
+        log.info("%s; going on in %.2f s with %d tokens so far", what, pause, got)
         if call.on_wait is not None:
             call.on_wait(str(lost))
         if pause:

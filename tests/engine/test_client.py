@@ -167,6 +167,16 @@ async def test_a_request_that_the_engine_fails_at_is_not_tried_for_ever(
     assert len(fake.requests) < 9
 
 
+async def test_an_engines_own_words_stay_out_of_the_log(
+    fake: FakeEngine, client: SGLangEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    fake.faults += [Fault(status=500, message="cannot tokenise 'xylophone'")]
+    await run(client)
+    assert "the engine is not ready (500); going on" in caplog.text
+    assert "xylophone" not in caplog.text
+
+
 # --- aborts of ours ------------------------------------------------------------------------------
 
 
