@@ -65,7 +65,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="ask the held-out questions every so many versions",
     )
     parser.add_argument("--seed", type=int, default=int(environ.get("SEED", "0")))
-    parser.add_argument("--users", type=int, default=16, help="users talking at the same time")
+    parser.add_argument("--users", type=int, default=8, help="users talking at the same time")
     parser.add_argument("--repeats", type=int, default=2, help="times a held-out question is asked")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the run is kept")
     parser.add_argument("--models", type=Path, default=Path("models"), help="where models are kept")
@@ -74,6 +74,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         type=float,
         default=None,
         help="fail unless this share is satisfied at the end",
+    )
+    parser.add_argument(
+        "--shorter",
+        action="store_true",
+        help="fail unless replies to held-out questions became shorter",
     )
     return parser.parse_args(argv)
 
@@ -197,7 +202,7 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
                     say(line)
                     shown, told = line, time.monotonic()
                 for warning in status["warnings"]:
-                    if warning not in warned:
+                    if users.recent and warning not in warned:
                         say(f"warning: {warning}")
                         warned.add(warning)
                 if version >= min(due, plan.updates):
@@ -255,6 +260,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\nplot: {folder / 'learning.png'} · {minutes:.1f} minutes · method {plan.method}")
     if options.at_least is not None and exams[-1].satisfied < options.at_least:
         print(f"quickstart: {exams[-1].satisfied:.2f} is below {options.at_least}", file=sys.stderr)
+        return 1
+    if options.shorter and not exams[-1].mean_words < 0.85 * exams[0].mean_words:
+        print("quickstart: the replies did not become shorter", file=sys.stderr)
         return 1
     return 0
 

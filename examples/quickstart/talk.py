@@ -62,7 +62,7 @@ class Users:
     client: AsyncOpenAI
     model: str
     seed: int
-    count: int = 16
+    count: int = 8
     questions: int = 2
     recent: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=32))
     conversations: int = 0

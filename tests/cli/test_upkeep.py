@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 
 from openclaw_rl.config import load_config
 from openclaw_rl.journal import Journal
@@ -38,9 +39,21 @@ def test_old_sessions_are_forgotten_only_where_asked(tmp_path):
 async def test_a_journal_that_cannot_be_read_is_said_and_tried_again(tmp_path, caplog):
     config = configured(tmp_path)
     config.journal_path.write_text("no database at all, but long enough to look like one" * 40)
+    twice = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Listener(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            if caplog.text.count("could not be tidied") >= 2:
+                loop.call_soon_threadsafe(twice.set)
+
+    listener = Listener()
+    logging.getLogger("openclaw_rl.upkeep").addHandler(listener)
     keeping = asyncio.create_task(keep_up(config, every=0.0))
-    while caplog.text.count("could not be tidied") < 2:
-        await asyncio.sleep(0)
-    keeping.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await keeping
+    try:
+        await asyncio.wait_for(twice.wait(), 10)
+    finally:
+        logging.getLogger("openclaw_rl.upkeep").removeHandler(listener)
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
