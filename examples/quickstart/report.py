@@ -1,7 +1,14 @@
-"""The table and the plot of a quickstart run."""
+"""The table and the plot of quickstart runs.
+
+    python -m quickstart.report learning.png combined=../runs/A rl=../runs/B
+
+draws kept runs into one plot.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,3 +58,15 @@ def plot(runs: Mapping[str, Sequence[Exam]], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def load(folder: Path) -> list[Exam]:
+    """Return the exams that a run kept in its folder."""
+    return [Exam(**json.loads(line)) for line in (folder / "exams.jsonl").open()]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or not all("=" in word for word in sys.argv[2:]):
+        sys.exit(__doc__)
+    named = dict(word.split("=", 1) for word in sys.argv[2:])
+    plot({name: load(Path(folder)) for name, folder in named.items()}, Path(sys.argv[1]))
