@@ -55,13 +55,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--updates",
         type=int,
-        default=int(environ.get("UPDATES", "12")),
-        help="weight updates of 16 turns each (default 12)",
+        default=int(environ.get("UPDATES", "24")),
+        help="weight updates of 16 turns each (default 24)",
     )
     parser.add_argument(
         "--every",
         type=int,
-        default=int(environ.get("EVERY", "3")),
+        default=int(environ.get("EVERY", "4")),
         help="ask the held-out questions every so many versions",
     )
     parser.add_argument("--seed", type=int, default=int(environ.get("SEED", "0")))
