@@ -15,9 +15,7 @@ reply is not resumed once it has tokens.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -26,9 +24,10 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.events import ReplyReader
+from openclaw_rl.engine.scores import read_scores, scoring_body
 from openclaw_rl.engine.sse import EventLines
 from openclaw_rl.engine.transport import Lost, Transport
-from openclaw_rl.engine.types import Delta, Finish, OnWait, join
+from openclaw_rl.engine.types import Delta, Finish, OnWait, Scores, join
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
@@ -182,20 +181,15 @@ class SGLangEngine:
     async def score(self, ids: Sequence[int], start: int, *, rid: str = "") -> list[float]:
         """Natural-log probability of each of `ids[start:]`, given all ids before it; not scaled by
         any temperature. `start` is at least 1: nothing precedes the first id."""
+        return (await self.score_top(ids, start, 0, rid=rid)).log_probs
+
+    async def score_top(self, ids: Sequence[int], start: int, top: int, *, rid: str = "") -> Scores:
+        """As `score`, with the `top` likeliest tokens in the place of each of `ids[start:]`."""
         if start < 1 or start > len(ids):
             raise ValueError(f"start is {start}, but must be between 1 and {len(ids)}")
         if start == len(ids):
-            return []
-        body: dict[str, Any] = {
-            "input_ids": list(ids),
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-            "return_logprob": True,
-            # One earlier than wanted: SGLang gives no value for the first position asked for.
-            "logprob_start_len": start - 1,
-            "stream": False,
-        }
-        if rid:
-            body["rid"] = rid
+            return Scores([], [] if top else None)
+        body = scoring_body(ids, start, top, rid)
         patience = _Patience(self._wait_seconds, _now())
         fresh = False
         while True:
@@ -203,7 +197,7 @@ class SGLangEngine:
                 async with self._transport.generate(body, None, fresh=fresh) as exchange:
                     data = await exchange.response.read()
                     exchange.finished = True
-                scores = _scores(data, list(ids), start)
+                scores = read_scores(data, ids, start, top)
             except Lost as lost:
                 await asyncio.sleep(patience.pause(str(lost), lost.faulty, _now()))
                 fresh = True
@@ -301,23 +295,6 @@ def _left_of(sampling: Mapping[str, Any], budget: int, got: int) -> dict[str, An
     if params.get("min_new_tokens"):
         params["min_new_tokens"] = max(0, params["min_new_tokens"] - got)
     return params
-
-
-def _scores(data: bytes, ids: list[int], start: int) -> list[float] | None:
-    """The values of a scoring reply; None if the engine aborted it."""
-    try:
-        meta = json.loads(data)["meta_info"]
-        reason = meta.get("finish_reason")
-        if isinstance(reason, dict) and reason.get("type") == "abort":
-            return None
-        wanted = meta["input_token_logprobs"][-(len(ids) - start) :]
-        if [int(entry[1]) for entry in wanted] == ids[start:]:
-            values = [float(entry[0]) for entry in wanted]
-            if all(math.isfinite(value) for value in values):
-                return values
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        pass
-    raise EngineError("the engine's scores do not line up with the ids asked for")
 
 
 def _now() -> float:

@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.engine.refusals import reason_of, refusal
+from openclaw_rl.engine.scores import POSITIVE, read_top
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.errors import EngineError, EngineUnavailable
 
-_IDS = b'"output_ids"'
-_LOGPROBS = b'"output_token_logprobs"'
+_ARRAYS = (
+    (b'"output_ids"', b"]"),
+    (b'"output_token_logprobs"', b"]]"),
+    (b'"output_top_logprobs"', b"]]]"),
+)
+"""The arrays that grow, in the order in which they are sent, and how each ends."""
 _SHORT = 2048
 """Bytes up to which an event is parsed whole: that is faster than looking for its tail."""
-_POSITIVE = 1e-3
-"""A log-prob may exceed 0 by rounding, not by more."""
+_Tail = tuple[dict[str, Any], list[int], list[Any], list[Any] | None]
+"""An event without its arrays, and what is new in each of them."""
 
 
 class ReplyReader:
@@ -34,16 +40,18 @@ class ReplyReader:
         self._prompt_tokens = prompt_tokens
         self._top = top
         self._version = ""
-        self._known: tuple[bytes, bytes] | None = None
+        self._arrays = _ARRAYS if top else _ARRAYS[:2]
+        self._known: list[bytes] | None = None
         self._cumulative_logprobs: bool | None = None
         self._first: list[Any] = []
 
     def read(self, payload: bytes) -> Delta:
         """The new tokens of one event. Raises EngineRefused or EngineError."""
         entries: list[Any] | None
+        tops: list[Any] | None = None
         fast = self._read_tail(payload)
         if fast is not None:
-            event, ids, entries = fast
+            event, ids, entries, tops = fast
         else:
             event = _loads(payload)
             if not isinstance(event, dict):
@@ -51,11 +59,12 @@ class ReplyReader:
             if "error" in event:
                 raise self._error(event["error"], payload)
             ids, entries = self._cut(event, payload)
+            if self._top:
+                tops = self._cut_top(event["meta_info"], len(ids))
         meta = event["meta_info"]
         finish = self._finish(meta)
         if meta.get("weight_version") is not None:
             self._version = str(meta["weight_version"])
-        before = self.seen
         self.seen += len(ids)
         return Delta(
             ids=ids,
@@ -63,7 +72,7 @@ class ReplyReader:
             version=self._version,
             finish=finish,
             cached_tokens=meta.get("cached_tokens") or 0,
-            top=self._top_of(meta, ids, before) if self._top else None,
+            top=read_top(tops, len(ids)) if tops else None,
         )
 
     # --- which tokens are new ------------------------------------------------------------------
@@ -92,8 +101,8 @@ class ReplyReader:
             raise EngineError(f"the engine sent {len(ids)} ids where {new} of {total} are new")
         logprobs = self._cut_logprobs(entries, new, total)
         cumulative = len(ids) == total and seen and self._cumulative_logprobs
-        if cumulative and not self._top and len(payload) > _SHORT:
-            self._known = _known_text(payload)
+        if cumulative and len(payload) > _SHORT:
+            self._known = _known_text(payload, self._arrays)
         return fresh, logprobs
 
     def _cut_logprobs(self, entries: Any, new: int, total: int) -> list[Any] | None:
@@ -112,35 +121,51 @@ class ReplyReader:
             return entries
         return None
 
-    def _read_tail(self, payload: bytes) -> tuple[dict[str, Any], list[int], list[Any]] | None:
+    def _cut_top(self, meta: dict[str, Any], new: int) -> list[Any] | None:
+        tops = meta.get("output_top_logprobs")
+        if not isinstance(tops, list) or len(tops) < new:
+            return None
+        total = self.seen + new
+        if len(tops) >= total:
+            return tops[self.seen : total]
+        return tops if len(tops) == new else None
+
+    def _read_tail(self, payload: bytes) -> _Tail | None:
         """The event with only its new tokens parsed, or None where that does not apply."""
         if self._known is None:
             return None
-        (known_ids, known_logprobs), self._known = self._known, None
-        ids_at = _array(payload, _IDS)
-        logprobs_at = _array(payload, _LOGPROBS)
-        if not payload.startswith(known_ids, ids_at) or ids_at < 0 or logprobs_at < ids_at:
-            return None
-        if not payload.startswith(known_logprobs, logprobs_at):
-            return None
-        ids_end = payload.find(b"]", ids_at + len(known_ids))
-        logprobs_end = logprobs_at + len(known_logprobs)
-        if payload[logprobs_end : logprobs_end + 1] != b"]":
-            logprobs_end = payload.find(b"]]", logprobs_end) + 1
-        if ids_end < ids_at or ids_end > logprobs_at or logprobs_end <= logprobs_at:
-            return None
-        rest = payload[:ids_at] + payload[ids_end:logprobs_at] + payload[logprobs_end:]
-        event = _loads(rest)
-        ids = _tail(payload[ids_at + len(known_ids) : ids_end])
-        entries = _tail(payload[logprobs_at + len(known_logprobs) : logprobs_end])
+        known, self._known = self._known, None
+        rest, done = b"", 0
+        news: list[bytes] = []
+        texts: list[bytes] = []
+        for (key, close), text in zip(self._arrays, known, strict=True):
+            start = _array(payload, key)
+            if start < done or not payload.startswith(text, start):
+                return None
+            end = middle = start + len(text)
+            if payload[end : end + 1] != b"]":
+                end = payload.find(close, middle) + len(close) - 1
+                if end < middle:
+                    return None
+            rest += payload[done:start]
+            news.append(payload[middle:end])
+            texts.append(payload[start:end])
+            done = end
+        try:
+            tails = [_tail(new) for new in news]
+            event = _loads(rest + payload[done:])
+        except EngineError:
+            return None  # cut at the wrong place: a null where a list was expected
         meta = event.get("meta_info") if isinstance(event, dict) else None
+        ids, entries = tails[0], tails[1]
         if not isinstance(meta, dict) or ids is None or entries is None:
             return None
-        total = meta.get("completion_tokens")
-        if total != self.seen + len(ids) or len(entries) != len(ids):
+        if meta.get("completion_tokens") != self.seen + len(ids):
             return None
-        self._known = (payload[ids_at:ids_end], payload[logprobs_at:logprobs_end])
-        return event, ids, entries
+        if any(tail is None or len(tail) != len(ids) for tail in tails):
+            return None
+        self._known = texts
+        return event, ids, entries, tails[2] if self._top else None
 
     # --- the rest of an event ------------------------------------------------------------------
 
@@ -167,22 +192,6 @@ class ReplyReader:
         matched = reason.get("matched") if isinstance(reason, dict) else None
         return Finish(kind, matched if isinstance(matched, int | str) else None)
 
-    def _top_of(
-        self, meta: dict[str, Any], ids: list[int], seen: int
-    ) -> list[list[tuple[float, int]]] | None:
-        entries = meta.get("output_top_logprobs")
-        if not isinstance(entries, list) or not ids:
-            return None
-        total = seen + len(ids)
-        if len(entries) >= total:
-            entries = entries[seen:total]
-        elif len(entries) != len(ids):
-            return None
-        try:
-            return [[(float(entry[0]), int(entry[1])) for entry in one] for one in entries]
-        except (TypeError, ValueError, IndexError):
-            return None
-
 
 def _values(ids: list[int], entries: list[Any] | None) -> list[float] | None:
     """One finite log-prob per id, named by its id; else None."""
@@ -193,7 +202,7 @@ def _values(ids: list[int], entries: list[Any] | None) -> list[float] | None:
         if not isinstance(entry, list) or len(entry) < 2 or entry[1] != token:
             return None
         value = entry[0]
-        if not isinstance(value, int | float) or not math.isfinite(value) or value > _POSITIVE:
+        if not isinstance(value, int | float) or not math.isfinite(value) or value > POSITIVE:
             return None
         values.append(float(value))
     return values
@@ -213,15 +222,20 @@ def _array(payload: bytes, key: bytes) -> int:
     return payload.index(b"[", at + len(key)) + 1
 
 
-def _known_text(payload: bytes) -> tuple[bytes, bytes] | None:
-    ids_at, logprobs_at = _array(payload, _IDS), _array(payload, _LOGPROBS)
-    if ids_at < 0 or logprobs_at < 0:
-        return None
-    ids_end = payload.find(b"]", ids_at)
-    logprobs_end = payload.find(b"]]", logprobs_at) + 1
-    if ids_end < 0 or logprobs_end <= 0:
-        return None
-    return payload[ids_at:ids_end], payload[logprobs_at:logprobs_end]
+def _known_text(payload: bytes, arrays: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
+    """The text of each array, without its brackets; None where one is not found."""
+    texts, done = [], 0
+    for key, close in arrays:
+        start = _array(payload, key)
+        end = payload.find(close, start) + len(close) - 1
+        # It ends as its kind does only if its elements are of that kind (a null is not).
+        if start < max(done, 1) or not payload.startswith(b"[" * (len(close) - 1), start):
+            return None
+        if end < start:
+            return None
+        texts.append(payload[start:end])
+        done = end
+    return texts
 
 
 def _tail(text: bytes) -> list[Any] | None:

@@ -11,6 +11,9 @@ from typing import Any, Literal, Protocol
 OnWait = Callable[[str], None]
 """Called with a short reason each time generation is held up (engine away, or aborted)."""
 
+Candidates = list[tuple[float, int]]
+"""The likeliest tokens of one position as (natural-log probability, id), likeliest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:
@@ -30,8 +33,8 @@ class Delta:
     `logprobs` has one natural-log probability per id, of the distribution sampled from
     (temperature applied), or is None where the engine did not give a finite one for each.
     `version` is the weight version that made these ids ("" where the engine does not say).
-    The last delta has `finish`, and may have no ids. `top` has, per id, the `[logprob, id]` pairs
-    asked for by `top_logprobs`.
+    The last delta has `finish`, and may have no ids. `top` has, per id, the candidates asked for
+    by `top_logprobs` (None where the engine gave none).
     """
 
     ids: list[int]
@@ -39,7 +42,7 @@ class Delta:
     version: str
     finish: Finish | None = None
     cached_tokens: int = 0
-    top: list[list[tuple[float, int]]] | None = None
+    top: list[Candidates] | None = None
 
 
 def join(first: Delta, second: Delta) -> Delta | None:
@@ -61,6 +64,15 @@ def join(first: Delta, second: Delta) -> Delta | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How likely given tokens are (temperature 1): one natural-log probability each, and, where
+    asked for and given, the likeliest tokens in the place of each."""
+
+    log_probs: list[float]
+    top: list[Candidates] | None = None
+
+
 class Engine(Protocol):
     """The narrow waist: SGLang's dialect and the embedded engine now, others later."""
 
@@ -76,6 +88,8 @@ class Engine(Protocol):
     ) -> AsyncGenerator[Delta, None]: ...
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]: ...
+
+    async def score_top(self, ids: Sequence[int], start: int, top: int) -> Scores: ...
 
     async def abort(self, rid: str) -> None: ...
 

@@ -18,7 +18,7 @@ BASE_VERSION = "base"
 """The weight version that replies of the base model (no adapter) carry."""
 
 _DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's default
-_MAX_TOP = 128  # more alternatives a token than anybody asks for; bounds the reply
+_MAX_TOP = 256  # what a teacher gives for the largest opd_top_k (64); bounds the reply
 _GREEDY_BELOW = 1e-6  # as SGLang: a smaller temperature is 0; its inverse is no number any more
 _WHOLE_MAX = 2**31 - 1
 

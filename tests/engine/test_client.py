@@ -91,7 +91,7 @@ async def test_request_says_what_was_asked(fake: FakeEngine, client: SGLangEngin
     assert body["sampling_params"] == sampling
     assert (body["rid"], body["stream"], body["return_logprob"]) == ("r1", True, True)
     assert fake.requests[0].headers["x-smg-routing-key"] == "session-a"
-    assert deltas[1].top == [[(logprob_of(51, 5), 51), (logprob_of(51, 5), 52)]]
+    assert deltas[1].top == [[(logprob_of(51, 5), 51), (logprob_of(51, 5) - 0.5, 52)]]
 
 
 async def test_case_22_length(client: SGLangEngine) -> None:
@@ -548,6 +548,39 @@ async def test_score(fake: FakeEngine, client: SGLangEngine) -> None:
     body = fake.requests[0].body
     assert body["sampling_params"] == {"max_new_tokens": 0, "temperature": 1.0}
     assert body["logprob_start_len"] == 3
+
+
+async def test_score_with_the_likeliest_tokens(fake: FakeEngine, client: SGLangEngine) -> None:
+    ids = PROMPT + REPLY
+    scores = await client.score_top(ids, 4, 3)
+    assert scores.log_probs == true_logprobs(PROMPT, REPLY)
+    assert scores.top == [
+        [(logprob_of(t, 4 + at) - rank / 2, t + rank) for rank in range(3)]
+        for at, t in enumerate(REPLY)
+    ]
+    assert fake.requests[0].body["top_logprobs_num"] == 3
+    assert (await client.score_top(ids, len(ids), 3)).top == []
+    assert (await client.score_top(ids, 4, 0)).top is None
+    assert "top_logprobs_num" not in fake.requests[1].body
+
+
+async def test_an_engine_that_knows_no_likeliest_tokens_gives_the_scores_alone(
+    fake: FakeEngine, client: SGLangEngine
+) -> None:
+    fake.candidates = None
+    scores = await client.score_top(PROMPT + REPLY, 4, 3)
+    assert (scores.log_probs, scores.top) == (true_logprobs(PROMPT, REPLY), None)
+    assert all([d.top is None async for d in client.generate(PROMPT, params(), rid="t",
+                                                             top_logprobs=2)])  # fmt: skip
+
+
+async def test_likeliest_tokens_of_probability_0_are_left_out(
+    fake: FakeEngine, client: SGLangEngine
+) -> None:
+    fake.candidates = lambda request, token, at, k: [(float("-inf"), 9), (-2.0, 8), (-1.0, 7)]
+    assert (await client.score_top(PROMPT, 3, 3)).top == [[(-1.0, 7), (-2.0, 8)]]
+    fake.candidates = lambda request, token, at, k: [(1.5, 9)]
+    assert (await client.score_top(PROMPT, 3, 1)).top is None
 
 
 async def test_score_refuses_what_does_not_line_up(fake: FakeEngine, client: SGLangEngine) -> None:

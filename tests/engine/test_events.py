@@ -25,10 +25,10 @@ def event(
     text: str = "",
     **meta: Any,
 ) -> bytes:
-    info: dict[str, Any] = {"completion_tokens": total, "finish_reason": finish, **meta}
-    info.setdefault("weight_version", "3")
+    info: dict[str, Any] = {"completion_tokens": total, "finish_reason": finish}
     if entries is not None:
         info["output_token_logprobs"] = entries
+    info |= {"weight_version": "3", **meta}
     return json.dumps({"text": text, "output_ids": ids, "meta_info": info}).encode()
 
 
@@ -70,34 +70,43 @@ def short_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     st.booleans(),
     st.booleans(),
     st.sampled_from([None, (",", ":")]),
+    st.booleans(),
 )
 def test_all_forms_read_alike(
-    chunks: list[list[int]], whole_ids: bool, whole_logprobs: bool, separators: Any
+    chunks: list[list[int]], whole_ids: bool, whole_logprobs: bool, separators: Any, top: bool
 ) -> None:
-    reader = ReplyReader(4)
+    reader = ReplyReader(4, top=top)
     tokens: list[int] = []
     for number, chunk in enumerate(chunks):
         before = len(tokens)
         tokens += chunk
         entries = [entry(token, at) for at, token in enumerate(tokens)]
         last = number == len(chunks) - 1
+        tops = [[entry(token, at), entry(token + 1, at + 1)] for at, token in enumerate(tokens)]
+        more = {"output_top_logprobs": tops if whole_logprobs else tops[before:]} if top else {}
         payload = event(
             tokens if whole_ids else chunk,
             entries if whole_logprobs else entries[before:],
             len(tokens),
             {"type": "stop", "matched": 2} if last else None,
             text='a "output_ids": [9, 9] \\" ]]' * number,
+            **more,
         )
         if separators:
             payload = json.dumps(json.loads(payload), separators=separators).encode()
         delta = reader.read(payload)
         assert delta.ids == chunk
         assert delta.logprobs == [value for value, _, _ in entries[before:]]
+        expected = [[(a[0], a[1]), (b[0], b[1])] for a, b in tops[before:]]
+        assert delta.top == (expected if top and chunk else None)
         assert delta.version == "3"
         assert (delta.finish is not None) == last
 
 
-def test_only_the_tail_of_a_cumulative_event_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("top", [False, True])
+def test_only_the_tail_of_a_cumulative_event_is_parsed(
+    monkeypatch: pytest.MonkeyPatch, top: bool
+) -> None:
     parsed: list[int] = []
     plain = events._loads
 
@@ -106,13 +115,16 @@ def test_only_the_tail_of_a_cumulative_event_is_parsed(monkeypatch: pytest.Monke
         return plain(payload)
 
     monkeypatch.setattr(events, "_loads", counting)
-    reader = ReplyReader(4)
+    reader = ReplyReader(4, top=top)
     sizes = []
     for total in range(1, 400):
         parsed.clear()
         tokens = list(range(total))
-        payload = event(tokens, [entry(token, token) for token in tokens], total)
-        assert reader.read(payload).ids == [total - 1]
+        entries = [entry(token, token) for token in tokens]
+        more = {"output_top_logprobs": [[one] * 2 for one in entries]} if top else {}
+        delta = reader.read(event(tokens, entries, total, **more))
+        assert delta.ids == [total - 1]
+        assert delta.top == ([[(-0.25 * total, total - 1)] * 2] if top else None)
         sizes.append(sum(parsed))
     assert max(sizes) < 2 * events._SHORT
     assert max(sizes[100:]) < 300, "the cost of an event does not grow with the reply"
@@ -128,6 +140,19 @@ def test_the_short_cut_is_left_when_history_differs() -> None:
         delta = reader.read(event(tokens, entries, total))
         assert delta.ids == [total - 1]
         assert delta.logprobs == [-0.5 - total / 1024]
+
+
+@pytest.mark.usefixtures("short_cut")
+def test_a_token_without_candidates_is_no_error_in_the_short_cut() -> None:
+    reader = ReplyReader(4, top=True)
+    tops: list[Any] = []
+    for total in range(1, 9):
+        tokens = list(range(total))
+        tops.append(None if total == 6 else [entry(total, 0)])
+        entries = [entry(token, token) for token in tokens]
+        delta = reader.read(event(tokens, entries, total, output_top_logprobs=tops, extra=[[[1]]]))
+        assert delta.ids == [total - 1]
+        assert delta.top == (None if total == 6 else [[(-0.25, total)]])
 
 
 @pytest.mark.usefixtures("short_cut")

@@ -86,6 +86,12 @@ def logprob_of(token: int, position: int) -> float:
     return -(1 + (token * 7 + position * 3) % 127) / 64.0
 
 
+def candidates_of(request: Request, token: int, position: int, k: int) -> list[tuple[float, int]]:
+    """The fake's likeliest tokens in the place of `token`: it and the ids after it, each half a
+    nat below the one before."""
+    return [(logprob_of(token, position) - rank / 2, token + rank) for rank in range(k)]
+
+
 class FakeEngine:
     """See the module. Every attribute may be changed while it runs."""
 
@@ -115,6 +121,9 @@ class FakeEngine:
         self.replies: deque[list[int]] = deque()
         self.reply_fn: Callable[[Request], Sequence[int]] | None = None
         self.logprob: Callable[[int, int], float] = logprob_of
+        self.candidates: Callable[[Request, int, int, int], list[tuple[float, int]]] | None
+        self.candidates = candidates_of
+        """What `top_logprobs_num` gives; None: an engine that ignores it."""
         self.faults: deque[Fault | None] = deque()
         self.requests: list[Request] = []
         self.aborts: list[str] = []
@@ -394,9 +403,9 @@ class FakeEngine:
             if lie == "fewer":
                 entries = entries[:-1]
             meta += f', "output_token_logprobs": [{", ".join(entries)}]'
-            if top := request.body.get("top_logprobs_num"):
-                pairs = [json.loads(entry)[:2] for entry in request.entries[start:]]
-                tops = [[[lp, token + rank, None] for rank in range(top)] for lp, token in pairs]
+            if request.body.get("top_logprobs_num") and self.candidates is not None:
+                at = len(request.ids) + start
+                tops = self._tops(request, sent[start:], at)
                 meta += f', "output_top_logprobs": {json.dumps(tops)}'
         ids = sent if self.cumulative else sent[shown:]
         return f'{{"text": "", "output_ids": {ids}, "meta_info": {{{meta}}}}}'
@@ -411,6 +420,14 @@ class FakeEngine:
                 fault.logprobs, value
             )
         return json.dumps([value, token, None])
+
+    def _tops(self, request: Request, ids: Sequence[int], at: int) -> list[Any]:
+        assert self.candidates is not None
+        k = request.body["top_logprobs_num"]
+        return [
+            [[value, other, None] for value, other in self.candidates(request, token, at + n, k)]
+            for n, token in enumerate(ids)
+        ]
 
     def _score(self, request: Request) -> dict[str, Any]:
         ids, start = request.ids, max(0, request.body.get("logprob_start_len") or 0)
@@ -430,6 +447,9 @@ class FakeEngine:
             "input_token_logprobs": entries,
             "output_token_logprobs": [],
         }
+        if request.body.get("top_logprobs_num") and self.candidates is not None:
+            meta["input_top_logprobs"] = self._tops(request, ids[start:], start)
+            meta["input_top_logprobs"][:1] = [None]
         return {"text": "", "output_ids": [], "meta_info": meta}
 
     def _reply_for(self, request: Request) -> list[int]:

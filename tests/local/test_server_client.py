@@ -7,6 +7,7 @@ import asyncio
 import aiohttp
 import numpy as np
 import pytest
+import torch
 
 from openclaw_rl.engine.client import SGLangEngine
 from openclaw_rl.errors import ContextOverflow
@@ -58,6 +59,24 @@ async def test_generate_and_score_agree_with_transformers(stack, model):
     assert np.abs(np.array(logprobs) - want).max() < 1e-4
     scored = await engine.score(PROMPT + out, len(PROMPT))
     assert np.abs(np.array(scored) - want).max() < 1e-4
+
+
+async def test_likeliest_tokens_agree_with_transformers_sampled_and_scored(stack, model):
+    _, _, engine = stack
+    sampling = {"temperature": 1.0, "max_new_tokens": 30, "ignore_eos": True}
+    out, sampled = [], []
+    async for delta in engine.generate(PROMPT, sampling, rid="top", top_logprobs=5):
+        out += delta.ids
+        sampled += delta.top
+    scores = await engine.score_top(PROMPT + out, len(PROMPT), 20)
+    with torch.no_grad():
+        logits = model.bare_model().eval()(torch.tensor([PROMPT + out])).logits[0]
+    want = torch.log_softmax(logits[len(PROMPT) - 1 : -1].float(), -1).topk(20)
+    assert torch.tensor([[i for _, i in one] for one in scores.top]).equal(want.indices)
+    for lists, k in ((sampled, 5), (scores.top, 20)):
+        values = torch.tensor([[value for value, _ in one] for one in lists])
+        assert (values - want.values[:, :k]).abs().max() < 1e-4
+    assert [[i for _, i in one] for one in sampled] == want.indices[:, :5].tolist()
 
 
 async def test_case_07_weight_update_by_abort_is_resumed_with_versions(stack, model):
