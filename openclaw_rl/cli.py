@@ -159,6 +159,7 @@ def _serve(config: Config, _: list[str]) -> int:
         keepalive_seconds=gateway.keepalive_seconds,
         wait_seconds=gateway.engine_wait_seconds,
         temperature=gateway.temperature,
+        top_k=config.train.opd_top_k,
         default_max_tokens=gateway.max_tokens,
         context_length=gateway.context_length or None,
         max_body_bytes=int(gateway.max_body_mb * 2**20),

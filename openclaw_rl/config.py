@@ -136,6 +136,11 @@ def _check(config: Config) -> None:
         raise ConfigError("OPENCLAW_RL_API_KEY must be printable ASCII without spaces")
     if ":" in gateway.api_key:
         raise ConfigError("OPENCLAW_RL_API_KEY must not contain ':' (KEY:SESSION names a session)")
+    train = config.train
+    if train.opd_top_k and train.method == "rl":
+        raise ConfigError("--opd-top-k distils from hints, which --method rl does not ask for")
+    if train.opd_hints > 1 and not train.opd_top_k:
+        raise ConfigError("--opd-hints above 1 needs --opd-top-k: hints are chosen by candidates")
 
 
 def is_loopback(host: str) -> bool:

@@ -253,6 +253,41 @@ class TrainConfig:
     opd_clip: float = _setting(
         0.0, "bound on the distillation term of a token (0: none)", flag="--opd-clip", low=0
     )
+    opd_top_k: int = _setting(
+        0,
+        "distil over so many candidates of each token (0: the sampled one; the published form "
+        "takes 4)",
+        flag="--opd-top-k",
+        env="OPD_TOP_K",
+        low=0,
+        high=64,
+    )
+    opd_subset: str = _setting(
+        "student",
+        "whose candidates: the policy's own, the teacher's, or those of both",
+        flag="--opd-subset",
+        choices=("student", "teacher", "overlap"),
+    )
+    opd_tail: str = _setting(
+        "off",
+        "all other tokens together count as one more candidate",
+        flag="--opd-tail",
+        choices=("on", "off"),
+    )
+    opd_hints: int = _setting(
+        1,
+        "hints a turn of which one is chosen, by how far the teacher's candidates and the "
+        "policy's overlap",
+        flag="--opd-hints",
+        low=1,
+        high=3,
+    )
+    opd_hint_choice: str = _setting(
+        "sequence",
+        "one hint for the whole reply, or the best one for each token",
+        flag="--opd-hint-choice",
+        choices=("sequence", "token"),
+    )
     eps_clip: float = _setting(0.2, "lower clip of the ratio", flag="--eps-clip", low=0)
     eps_clip_high: float = _setting(0.28, "upper clip of the ratio", flag="--eps-clip-high", low=0)
     kl_loss_coef: float = _setting(
@@ -324,7 +359,11 @@ class Config:
     @property
     def loss_path(self) -> str:
         """The loss hook: the one asked for, or the method's own."""
-        return self.train.custom_loss_function_path or METHODS[self.train.method][0]
+        if self.train.custom_loss_function_path:
+            return self.train.custom_loss_function_path
+        if self.train.method == "opd" and self.train.opd_top_k:
+            return "openclaw_rl.losses.topk_opd_loss"
+        return METHODS[self.train.method][0]
 
     @property
     def reward_path(self) -> str:

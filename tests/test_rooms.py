@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "openclaw_rl"
-SHARED = {"errors", "sample", "hooks"}
+SHARED = {"errors", "sample", "hooks", "topk"}
 MAY_IMPORT = {
     "wire": set(),
     "session": set(),

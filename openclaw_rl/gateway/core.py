@@ -158,6 +158,7 @@ class Gateway:
                 in_reasoning=prompt.in_reasoning,
             ),
             end_of_reasoning=self._end_of_reasoning,
+            top_k=self._settings.top_k,
             created=now,
             started=started,
         )
@@ -226,13 +227,12 @@ class Gateway:
     # -- parts ---------------------------------------------------------------------------------
 
     async def _generate(self, turn: OpenTurn, sink: Sink, on_wait: OnWait | None) -> None:
-        top = turn.request.top_logprobs if turn.request.logprobs else 0
         deltas = self._engine.generate(
             turn.prompt.ids,
             dict(turn.sampling),
             rid=turn.turn_id,
             routing_key=turn.placement.session_id,
-            top_logprobs=top,
+            top_logprobs=turn.asked_candidates,
             on_wait=on_wait,
         )
         async with aclosing(deltas):
@@ -272,6 +272,7 @@ class Gateway:
             rendered_len=prompt.rendered_len,
             rendered_sha=prompt.rendered_sha,
             created=turn.created,
+            topk=turn.topk(),
         )
         started = time.perf_counter()
         recorded = await self._journaled(self._journal.write(self._writing(record, placement, now)))
@@ -343,9 +344,9 @@ class Gateway:
 
     def _without_lost_parent(self, placement: Placement) -> Placement:
         """The tracker may know a turn that the journal failed to take: nothing hangs on it."""
-        if placement.parent_id not in self._unrecorded:
-            return placement
-        return dataclasses.replace(placement, parent_id=None, matched=0, next_state=None)
+        if placement.parent_id in self._unrecorded:
+            return dataclasses.replace(placement, parent_id=None, matched=0, next_state=None)
+        return placement
 
     def _unfinished(self, turn: OpenTurn, reason: str) -> None:
         self._metrics.count("unfinished_turns", reason=reason)

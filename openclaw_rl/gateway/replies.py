@@ -61,7 +61,9 @@ class StreamSink:
 
     async def show(self, events: list[ReplyEvent], delta: Delta) -> None:
         """Send what became visible, in one write."""
-        tokens = token_logprobs(delta, self._decode) if self._turn.request.logprobs else None
+        tokens = None
+        if self._turn.request.logprobs:
+            tokens = token_logprobs(delta, self._decode, self._turn.request.top_logprobs)
         data = b""
         for event in events:
             data += self._stream.event(event, tokens)
@@ -139,7 +141,8 @@ class WholeSink:
     async def show(self, events: list[ReplyEvent], delta: Delta) -> None:
         """The events are in the turn's own parser; only asked-for log-probs are kept here."""
         if self._turn.request.logprobs:
-            self._logprobs += token_logprobs(delta, self._decode)
+            shown = self._turn.request.top_logprobs
+            self._logprobs += token_logprobs(delta, self._decode, shown)
 
     def response(self) -> web.Response:
         """The complete reply."""
@@ -170,8 +173,9 @@ def usage_counts(turn: OpenTurn) -> tuple[int, int, int, int]:
     )
 
 
-def token_logprobs(delta: Delta, decode: Decode) -> list[TokenLogprob]:
-    """What the engine said about each new token; nothing where it said nothing."""
+def token_logprobs(delta: Delta, decode: Decode, shown: int) -> list[TokenLogprob]:
+    """What the engine said about each new token, with `shown` candidates for its place; nothing
+    where it said nothing."""
     if delta.logprobs is None or len(delta.logprobs) != len(delta.ids):
         return []
     tops = delta.top if delta.top and len(delta.top) == len(delta.ids) else [()] * len(delta.ids)
@@ -180,7 +184,7 @@ def token_logprobs(delta: Delta, decode: Decode) -> list[TokenLogprob]:
             decode([token]),
             logprob,
             None,
-            [TokenLogprob(decode([other]), value) for value, other in top],
+            [TokenLogprob(decode([other]), value) for value, other in top[:shown]],
         )
         for token, logprob, top in zip(delta.ids, delta.logprobs, tops, strict=True)
     ]

@@ -31,6 +31,9 @@ class GatewaySettings:
     context_length: int | None = None
     temperature: float = 1.0
     """Where the client names none; only turns sampled at the trained temperature are trained."""
+    top_k: int = 0
+    """Candidates kept for each token of a main turn: those that a distillation over the top K
+    compares with a teacher's. 0: none are asked for."""
     default_max_tokens: int | None = None
     """Tokens of a reply when the client names no limit; None: what is left of the context."""
     unnamed: Literal["auto", "main", "side"] = "auto"

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.engine.text import TextStream
-from openclaw_rl.engine.types import Delta, Finish
+from openclaw_rl.engine.types import Candidates, Delta, Finish
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.session.types import Message, Placement
+from openclaw_rl.topk import TopK
 from openclaw_rl.wire.chat import ChatRequest
 from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
 
@@ -48,6 +49,8 @@ class OpenTurn:
     parser: ReplyParser
     end_of_reasoning: int | None
     """The token `</think>`, where the model has one."""
+    top_k: int
+    """Candidates of each token to keep, if the turn is a main one."""
     created: float
     started: float
     prepare_seconds: float = 0.0
@@ -55,6 +58,7 @@ class OpenTurn:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
     finish: Finish | None = None
     cached_tokens: int = 0
     tool_calls: int = 0
@@ -65,6 +69,8 @@ class OpenTurn:
         self.versions += [delta.version] * len(delta.ids)
         # None, or fewer than tokens: nothing is padded, see `lines_up`.
         self.logprobs += delta.logprobs or ()
+        if self.keeps_topk:
+            self.candidates += delta.top or ()
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         events = self.parser.feed(self.stops.push(self.text.push(delta.ids)))
         if delta.finish is not None:
@@ -91,6 +97,22 @@ class OpenTurn:
             return self.output_ids.index(self.end_of_reasoning) + 1
         # Never ended: all of it. Ended by several tokens: not to be told apart, so not claimed.
         return 0 if reply.get("content") or reply.get("tool_calls") else len(self.output_ids)
+
+    @property
+    def keeps_topk(self) -> bool:
+        """Whether candidates are recorded: side turns are never trained."""
+        return self.top_k > 0 and self.placement.kind == "main"
+
+    @property
+    def asked_candidates(self) -> int:
+        """Candidates of each token to ask the engine for, for the client and for the record."""
+        shown = self.request.top_logprobs if self.request.logprobs else 0
+        return max(shown, self.top_k if self.keeps_topk else 0)
+
+    def topk(self) -> TopK | None:
+        """What the journal keeps of the candidates. Where the engine left some out, there are
+        fewer rows than tokens, and it keeps none, counted."""
+        return TopK.of_candidates(self.candidates, self.top_k) if self.keeps_topk else None
 
     def lines_up(self) -> bool:
         """Whether every token has its log-prob. If not, the journal drops the turn, counted."""

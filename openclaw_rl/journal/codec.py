@@ -8,10 +8,11 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from openclaw_rl.errors import JournalError
+from openclaw_rl.topk import TopK
 
 
 def _little(values: array[Any]) -> array[Any]:
@@ -43,6 +44,25 @@ def unpack_floats(blob: bytes) -> list[float]:
     values = array("f")
     values.frombytes(blob)
     return _little(values).tolist()
+
+
+def pack_topk(topk: TopK | None) -> tuple[bytes | None, bytes | None]:
+    """Ids and log-probs, row by row."""
+    if topk is None:
+        return None, None
+    return pack_ints(chain(*topk.ids)), pack_floats(chain(*topk.log_probs))
+
+
+def unpack_topk(ids: bytes | None, log_probs: bytes | None, rows: int) -> TopK | None:
+    if ids is None or log_probs is None or not rows:
+        return None
+    width = len(ids) // 4 // rows
+    flat_ids, flat = unpack_ints(ids), unpack_floats(log_probs)
+    starts = range(0, rows * width, width) if width else [0] * rows
+    return TopK(
+        [flat_ids[start : start + width] for start in starts],
+        [flat[start : start + width] for start in starts],
+    )
 
 
 def pack_runs(values: Iterable[str]) -> str:

@@ -64,8 +64,8 @@ class Database:
         return [Path(f"{self._path}{suffix}") for suffix in ("-wal", "-shm")]
 
     def _prepare(self, create: bool, durable: bool) -> None:
-        made = self._retry(lambda: schema.is_current(self._db, str(self._path)))
-        if not made:
+        found = self._retry(lambda: schema.layout(self._db, str(self._path)))
+        if not found:
             if not create:
                 raise JournalError(f"the journal {self._path} is empty: nothing was recorded yet")
             # Before any table: give pages back to the system when turns are purged.
@@ -75,10 +75,9 @@ class Database:
         self._db.execute("PRAGMA secure_delete = ON")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         self._db.execute("PRAGMA journal_size_limit = 67108864")
-        if not made:
+        if found != schema.SCHEMA_VERSION:
             with self.write() as db:
-                if not schema.is_current(db, str(self._path)):  # another process was faster
-                    schema.create(db)
+                schema.bring_up_to_date(db, str(self._path))
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:

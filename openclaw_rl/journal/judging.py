@@ -70,10 +70,10 @@ class Judging(JournalPart):
 
         `use_score=False`: the method learns from teacher values alone, a score is only recorded.
 
-        Raises `JournalError` for a score that is no finite number, or teacher values that are not
-        one for each output token.
+        Raises `JournalError` for a score that is no finite number, or teacher values (or rows of
+        candidates) that are not one for each output token.
         """
-        teacher = verdict.teacher_log_probs
+        teacher, topk = verdict.teacher_log_probs, verdict.teacher_topk
         if verdict.score is not None and not math.isfinite(verdict.score):
             raise JournalError(f"turn {turn_id}: the score must be a finite number or None")
         with self._db.write() as db:
@@ -85,9 +85,12 @@ class Judging(JournalPart):
                 raise JournalError(
                     f"turn {turn_id}: {len(teacher)} teacher values for {output_len} tokens"
                 )
-            taught = teacher is not None and any(map(math.isfinite, teacher))
+            if topk is not None and len(topk.ids) != output_len:
+                raise JournalError(
+                    f"turn {turn_id}: {len(topk.ids)} rows of candidates for {output_len} tokens"
+                )
             rewarded = use_score and bool(verdict.score)
-            state = State.READY if rewarded or taught else State.DROPPED
+            state = State.READY if rewarded or verdict.taught else State.DROPPED
             turns.store_verdict(db, seq, verdict, now)
             db.execute(
                 "UPDATE turns SET state = ?, reason = ?, changed = ?, claim_worker = NULL "

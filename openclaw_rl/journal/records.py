@@ -7,12 +7,14 @@ unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from openclaw_rl.session.types import Kind, Message
+from openclaw_rl.topk import TopK
 
 
 class State(StrEnum):
@@ -40,6 +42,8 @@ class TurnRecord:
     and stores the prompt in full (and counts `prefix_mismatch`) where it does not hold.
     The per-token sequences have one entry for each of `output_ids`; a main turn in which they do
     not, or whose log-probs are not finite, or which has no output at all is recorded as dropped.
+    `topk` holds the policy's own candidates for each output token, where they were asked for; if
+    it is not one row a token, the turn is kept without it, counted as `topk_missing`.
     """
 
     turn_id: str
@@ -71,19 +75,29 @@ class TurnRecord:
     created: float
     drop_reason: str | None = None
     off_policy: bool = False
+    topk: TopK | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What a judge found. `score` None: no opinion. `teacher_log_probs` has one value for each
-    output token, NaN where the teacher has none. `votes` may hold None for an abstention."""
+    output token, NaN where the teacher has none; `teacher_topk` one row of candidates, with the
+    teacher's log-probs. `votes` may hold None for an abstention."""
 
     score: float | None = None
     hint: str | None = None
     teacher_log_probs: Sequence[float] | None = None
+    teacher_topk: TopK | None = None
     votes: Sequence[float | None] = ()
     reason: str = ""
     created: float = 0.0
+
+    @property
+    def taught(self) -> bool:
+        """Whether a teacher has a value for any token."""
+        values = self.teacher_log_probs or ()
+        topk = self.teacher_topk
+        return any(map(math.isfinite, values)) or (topk is not None and topk.known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

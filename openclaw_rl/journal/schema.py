@@ -8,11 +8,12 @@ turns list the row numbers. A prompt is stored as the tail beyond the parent's t
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 
 from openclaw_rl.errors import JournalError
 
 APPLICATION_ID = 0x0C1A3721  # tells our files from other SQLite files
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _TABLES = """
 CREATE TABLE turns (
@@ -67,7 +68,9 @@ CREATE TABLE payloads (
   reply_id INTEGER NOT NULL,
   tools_id INTEGER,
   template_kwargs TEXT NOT NULL,
-  sampling TEXT NOT NULL
+  sampling TEXT NOT NULL,
+  topk_ids BLOB,                    -- the policy's candidates, as many a token as it gave
+  topk_logprobs BLOB
 );
 CREATE TABLE messages (
   id INTEGER PRIMARY KEY,
@@ -83,7 +86,9 @@ CREATE TABLE verdicts (
   teacher BLOB,
   votes TEXT NOT NULL,
   reason TEXT NOT NULL,
-  created REAL NOT NULL
+  created REAL NOT NULL,
+  topk_ids BLOB,                    -- the teacher's
+  topk_logprobs BLOB
 );
 CREATE TABLE counters (scope TEXT, name TEXT, n INTEGER NOT NULL, PRIMARY KEY (scope, name));
 CREATE TABLE past (               -- turns that were purged: still counted
@@ -93,29 +98,47 @@ CREATE TABLE endpoints (role TEXT PRIMARY KEY, url TEXT NOT NULL, info TEXT NOT 
                         published REAL NOT NULL);
 """
 
+_CHANGES: Mapping[int, tuple[str, ...]] = {
+    1: tuple(
+        f"ALTER TABLE {table} ADD COLUMN {column} BLOB"
+        for table in ("payloads", "verdicts")
+        for column in ("topk_ids", "topk_logprobs")
+    ),
+}
+"""layout -> what makes the next one of it. Each must be quick (it runs while others wait) and keep
+every stored value."""
 
-def is_current(db: sqlite3.Connection, path: str) -> bool:
-    """Whether the tables are there. Raises `JournalError` where the file is something else."""
+
+def layout(db: sqlite3.Connection, path: str) -> int:
+    """The layout of a journal, 0 for an empty file. Raises `JournalError` where the file is
+    something else, or of a layout that cannot be made into ours."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-        return False
+        return 0
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise JournalError(f"{path} is an SQLite file, but no journal of openclaw-rl")
-    if version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION and version not in _CHANGES:
         age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise JournalError(
             f"the journal {path} was written by {age} openclaw-rl (layout {version}, this one "
             f"reads {SCHEMA_VERSION}): use that version, or move the file away to start afresh"
         )
-    return True
+    return int(version)
 
 
-def create(db: sqlite3.Connection) -> None:
-    """Make the tables; the caller holds the write transaction."""
-    for statement in _without_comments(_TABLES).split(";"):
-        if statement.strip():
-            db.execute(statement)
-    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+def bring_up_to_date(db: sqlite3.Connection, path: str) -> None:
+    """Make the tables, or change older ones into ours; the caller holds the write transaction.
+    Changes nothing where another process was faster. Raises as `layout`."""
+    found = layout(db, path)
+    if found == 0:
+        for statement in _without_comments(_TABLES).split(";"):
+            if statement.strip():
+                db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    else:
+        for version in range(found, SCHEMA_VERSION):
+            for statement in _CHANGES[version]:
+                db.execute(statement)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 

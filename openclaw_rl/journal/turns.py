@@ -28,6 +28,13 @@ _INSERT_TURN = (
     f"INSERT INTO turns ({_TURN_COLUMNS}) VALUES ({', '.join('?' * _TURN_COLUMNS.count(','))}, ?)"
 )
 
+# Columns are named, so that an older process can go on beside one that added some.
+_PAYLOAD_COLUMNS = (
+    "seq, prompt_tail, output_ids, output_logprobs, output_versions, message_ids, reply_id, "
+    "tools_id, template_kwargs, sampling, topk_ids, topk_logprobs"
+)
+_VERDICT_COLUMNS = "seq, score, hint, teacher, votes, reason, created, topk_ids, topk_logprobs"
+
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
@@ -69,13 +76,18 @@ def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
     messages = _message_ids(db, rec, tail.shared)
     reply = store_messages(db, rec.session_id, [rec.reply])[0]
     tools = store_messages(db, rec.session_id, [list(rec.tools)])[0] if rec.tools else None
+    topk = rec.topk
+    if topk is not None and len(topk.ids) != len(rec.output_ids):
+        add_count(db, "count", "topk_missing")
+        topk = None
     db.execute(
-        "INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO payloads ({_PAYLOAD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             cursor.lastrowid, tail.prompt, codec.pack_ints(rec.output_ids),
             codec.pack_floats(rec.output_logprobs), codec.pack_runs(rec.output_versions),
             codec.pack_ints(messages), reply, tools,
             codec.to_json(rec.template_kwargs), codec.to_json(rec.sampling),
+            *codec.pack_topk(topk),
         ),
     )  # fmt: skip
     add_count(db, "seen", rec.source)
@@ -239,10 +251,11 @@ def load_turn(db: sqlite3.Connection, turn_id: str) -> Turn | None:
         created=row["created"],
         drop_reason=row["reason"] or None,
         off_policy=bool(row["off_policy"]),
+        topk=codec.unpack_topk(row["topk_ids"], row["topk_logprobs"], len(output_ids)),
         state=State(row["state"]),
         next_state=None if next_ids is None else load_messages(db, codec.unpack_ints(next_ids)),
         attempts=row["attempts"],
-        verdict=load_verdict(db, row["seq"]),
+        verdict=load_verdict(db, row["seq"], len(output_ids)),
         lease_host=row["lease_host"],
         lease_rollout=row["lease_rollout"],
         trained_version=row["trained_version"],
@@ -252,28 +265,29 @@ def load_turn(db: sqlite3.Connection, turn_id: str) -> Turn | None:
 def store_verdict(db: sqlite3.Connection, seq: int, verdict: Verdict, now: float) -> None:
     teacher = verdict.teacher_log_probs
     db.execute(
-        "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT OR REPLACE INTO verdicts ({_VERDICT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             seq, verdict.score, verdict.hint,
             None if teacher is None else codec.pack_floats(teacher),
             codec.to_json(list(verdict.votes)), verdict.reason, verdict.created or now,
+            *codec.pack_topk(verdict.teacher_topk),
         ),
     )  # fmt: skip
 
 
-def load_verdict(db: sqlite3.Connection, seq: int) -> Verdict | None:
-    row = db.execute(
-        "SELECT score, hint, teacher, votes, reason, created FROM verdicts WHERE seq = ?", (seq,)
-    ).fetchone()
+def load_verdict(db: sqlite3.Connection, seq: int, tokens: int) -> Verdict | None:
+    """The verdict on a turn of so many output tokens."""
+    row = db.execute(f"SELECT {_VERDICT_COLUMNS} FROM verdicts WHERE seq = ?", (seq,)).fetchone()
     if row is None:
         return None
     return Verdict(
-        score=row[0],
-        hint=row[1],
-        teacher_log_probs=None if row[2] is None else codec.unpack_floats(row[2]),
-        votes=tuple(json.loads(row[3])),
-        reason=row[4],
-        created=row[5],
+        score=row[1],
+        hint=row[2],
+        teacher_log_probs=None if row[3] is None else codec.unpack_floats(row[3]),
+        votes=tuple(json.loads(row[4])),
+        reason=row[5],
+        created=row[6],
+        teacher_topk=codec.unpack_topk(row[7], row[8], tokens),
     )
 
 
@@ -295,7 +309,7 @@ def load_outputs(db: sqlite3.Connection, turn_ids: Iterable[str]) -> list[Output
             output_logprobs=codec.unpack_floats(row[6]),
             output_versions=codec.unpack_runs(row[7]),
             truncated=bool(row[8]),
-            verdict=load_verdict(db, row[0]),
+            verdict=load_verdict(db, row[0], len(row[5]) // 4),
             off_policy=bool(row[9]),
         )
         for row in rows

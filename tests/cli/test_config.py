@@ -6,6 +6,7 @@ import pytest
 
 from openclaw_rl.config import add_flags, load_config
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.hook_args import hook_args
 from openclaw_rl.settings import Config
 
 
@@ -30,6 +31,17 @@ def test_defaults_follow_the_method():
     assert config.reward_path == "./mine.py"
 
 
+def test_the_top_k_form_is_one_switch():
+    config = load_config(flags("--opd-top-k", "4", "--opd-tail", "on"), {})
+    assert config.loss_path == "openclaw_rl.losses.combined_loss"
+    args = hook_args(config)
+    assert (args.opd_top_k, args.opd_subset, args.opd_tail) == (4, "student", True)
+    assert (args.opd_hints, args.opd_hint_choice) == (1, "sequence")
+    config = load_config(flags("--opd-top-k", "4", "--method", "opd"), {})
+    assert config.loss_path == "openclaw_rl.losses.topk_opd_loss"
+    assert hook_args(load_config({}, {})).opd_top_k == 0
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "said"),
     [
@@ -39,6 +51,11 @@ def test_defaults_follow_the_method():
         (("--session-share", "0"), {}, "--session-share: 0.0 is below 0.0001"),
         ((), {"PRM_M": "many"}, "PRM_M: 'many' is not a whole number"),
         ((), {"METHOD": "dpo"}, "METHOD: 'dpo' is none of combined, rl, opd"),
+        (("--opd-top-k", "65"), {}, "--opd-top-k: 65 is above 64"),
+        (("--opd-hints", "4", "--opd-top-k", "4"), {}, "--opd-hints: 4 is above 3"),
+        (("--opd-subset", "both"), {}, "--opd-subset: 'both' is none of student, teacher, overlap"),
+        (("--opd-hints", "2"), {}, "--opd-hints above 1 needs --opd-top-k"),
+        (("--opd-top-k", "4", "--method", "rl"), {}, "--opd-top-k distils from hints"),
         ((), {"OPENCLAW_RL_API_KEY": "a b"}, "OPENCLAW_RL_API_KEY must be printable"),
         ((), {"OPENCLAW_RL_API_KEY": "a:b"}, "OPENCLAW_RL_API_KEY must not contain ':'"),
     ],

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal import Journal, State, TurnRecord, Verdict
+from openclaw_rl.journal import Journal, State, TurnRecord, Verdict, schema
+from openclaw_rl.topk import TopK
 from tests.journal.build import chain, record
 
 USER = ({"role": "user", "content": "thanks"},)
@@ -453,6 +454,66 @@ def test_another_layout_is_refused_with_a_reason(path: Path, version: int, word:
         db.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(JournalError, match=f"written by an? {word} openclaw-rl"):
         Journal.open(path)
+
+
+def test_a_journal_of_the_first_layout_opens_and_keeps_all(path: Path):
+    """Layout 1 had no candidates; nothing else has changed since."""
+    with Journal.open(path) as journal:
+        for rec in chain(3):
+            journal.record_turn(rec)
+        before = [journal.turn(rec.turn_id) for rec in chain(3)]
+    with sqlite3.connect(path) as db:
+        for table in ("payloads", "verdicts"):
+            for column in ("topk_ids", "topk_logprobs"):
+                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        db.execute("PRAGMA user_version = 1")
+    with Journal.open(path, create=False) as journal, Journal.open(path) as other:
+        assert [journal.turn(rec.turn_id) for rec in chain(3)] == before
+        topk = TopK([[7, 8]] * 3, [[-0.5, -1.0]] * 3)
+        other.record_turn(record("new", topk=topk))
+        assert journal.turn("new").topk == topk
+        assert journal.fates().balanced()
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA_VERSION,)
+
+
+def test_candidates_come_back_as_they_went_in(journal: Journal):
+    topk = TopK([[7, 8], [9, -1], [2**31 - 1, 0]], [[-0.5, -1.25], [-0.125, math.nan], [-3, 0]])
+    journal.record_turn(record("a", topk=topk))
+    journal.record_turn(record("b", parent_id="a"))
+    found = journal.turn("a").topk
+    assert found.ids == topk.ids
+    assert str(found.log_probs) == str([[float(v) for v in row] for row in topk.log_probs])
+    assert journal.turn("b").topk is None
+    assert "topk_missing" not in journal.fates().counters
+
+
+@pytest.mark.parametrize("rows", [0, 2, 4])
+def test_candidates_that_are_not_one_row_a_token_are_left_out_and_counted(
+    journal: Journal, rows: int
+):
+    journal.record_turn(record("a", topk=TopK([[7]] * rows, [[-0.5]] * rows)))
+    turn = journal.turn("a")
+    assert (turn.topk, turn.state) == (None, State.WAITING)
+    assert journal.fates().counters == {"topk_missing": 1}
+
+
+def test_a_teachers_candidates_are_a_signal_of_their_own(journal: Journal):
+    nothing = TopK([[-1, -1]] * 3, [[math.nan] * 2] * 3)
+    some = TopK([[-1, -1], [5, -1], [-1, -1]], [[math.nan] * 2, [-0.5, math.nan], [math.nan] * 2])
+    for turn_id, topk, state in (("a", nothing, State.DROPPED), ("b", some, State.READY)):
+        journal.record_turn(record(turn_id))
+        journal.set_next_state(turn_id, ({"role": "user", "content": "x"},), 1.0)
+        journal.claim("w", 1, 2.0, 60.0)
+        with pytest.raises(JournalError, match="2 rows of candidates for 3 tokens"):
+            journal.write_verdict(
+                turn_id, "w", Verdict(teacher_topk=TopK([[1]] * 2, [[-1.0]] * 2)), 3.0
+            )
+        assert journal.write_verdict(turn_id, "w", Verdict(teacher_topk=topk), 3.0) is state
+        verdict = journal.turn(turn_id).verdict
+        assert str(verdict.teacher_topk) == str(topk)
+        [output] = journal.outputs([turn_id])
+        assert str(output.verdict.teacher_topk) == str(topk)
 
 
 def test_a_batch_that_fails_leaves_nothing(journal: Journal):
