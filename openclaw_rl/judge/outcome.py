@@ -1,7 +1,8 @@
 """What a reward function returned, checked.
 
-Guarantees: an `Outcome` holds only finite scores, and teacher values that are one for each token
-of the response; everything else is a `BadReward` with the reason that the turn is dropped for.
+Guarantees: an `Outcome` holds only finite scores, and teacher values (and rows of candidates) that
+are one for each token of the response; everything else is a `BadReward` with the reason that the
+turn is dropped for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.errors import HookError
+from openclaw_rl.topk import TopK
 
 
 class BadReward(HookError):
@@ -30,6 +32,7 @@ class Outcome:
     score: float | None = None
     hint: str | None = None
     teacher_log_probs: Sequence[float] | None = None
+    teacher_topk: TopK | None = None
     asked_teacher: bool = False
     votes: Sequence[float | None] = field(default=())
     abstained: bool = False
@@ -37,11 +40,12 @@ class Outcome:
 
 def read_outcome(result: Any, response_length: int, reward_key: str | None = None) -> Outcome:
     """Read a float, None, or a dict with `score` (or `reward_key`), `hint`, `teacher_log_probs`,
-    and optionally `votes` and `abstained`. Raises `BadReward`."""
+    `teacher_topk` (`{"ids": ..., "log_probs": ...}`, each [tokens][K]), and optionally `votes` and
+    `abstained`. Raises `BadReward`."""
     if not isinstance(result, Mapping):
         return Outcome(score=_number(result))
     key = reward_key if reward_key and reward_key in result else "score"
-    known = {key, "hint", "teacher_log_probs", "abstained"}
+    known = {key, "hint", "teacher_log_probs", "teacher_topk", "abstained"}
     if not known & result.keys():
         wanted = f"{reward_key!r} or 'score'" if reward_key else "'score'"
         raise BadReward("reward_invalid", f"the reward is a dict without {wanted}")
@@ -52,10 +56,23 @@ def read_outcome(result: Any, response_length: int, reward_key: str | None = Non
         score=_number(result.get(key)),
         hint=(hint or "").strip() or None,
         teacher_log_probs=_log_probs(result.get("teacher_log_probs"), response_length),
-        asked_teacher="teacher_log_probs" in result,
+        teacher_topk=_topk(result.get("teacher_topk"), response_length),
+        asked_teacher=not {"teacher_log_probs", "teacher_topk"}.isdisjoint(result),
         votes=tuple(_vote(vote) for vote in result.get("votes") or ()),
         abstained=bool(result.get("abstained", False)),
     )
+
+
+def _topk(value: Any, length: int) -> TopK | None:
+    if value is None:
+        return None
+    try:
+        topk = TopK.of_mapping(value, length)
+    except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
+        # The words of other errors are not ours: they may quote what was given.
+        why = str(error) if type(error) is ValueError else "no lists of ids and log_probs"
+        raise BadReward("reward_invalid", f"teacher_topk: {why}") from None
+    return topk if topk.known else None
 
 
 def _number(value: Any) -> float | None:

@@ -22,11 +22,13 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge import prompts, votes
+from openclaw_rl.judge.choice import Lesson, lesson_of, teacher_list
 from openclaw_rl.judge.llm import ChatLLM, EngineLLM, JudgeLLM, Tokenizer
 from openclaw_rl.judge.panel import Panel
 from openclaw_rl.judge.samples import reply_text
 from openclaw_rl.judge.teacher import HEADING, Teacher
 from openclaw_rl.sample import Sample
+from openclaw_rl.topk import TopK
 
 Role = Literal["prm", "judge", "teacher"]
 
@@ -63,8 +65,18 @@ class Resources:
         self.counters: Counter[str] = Counter()
         """What happened since the worker last carried it into the journal."""
 
-    def count(self, name: str) -> None:
-        self.counters[name] += 1
+    def count(self, name: str, n: int = 1) -> None:
+        self.counters[name] += n
+
+    @property
+    def top_k(self) -> int:
+        """Candidates of each token that distillation goes over; 0: the sampled ones."""
+        return int(_get(self._args, "opd_top_k", 0))
+
+    @property
+    def max_hints(self) -> int:
+        """Hints on one turn that may be tried."""
+        return int(_get(self._args, "opd_hints", 1)) if self.top_k else 1
 
     @property
     def timeout(self) -> float:
@@ -89,9 +101,9 @@ class Resources:
         return self._panel(llm, prompts.verdict_prompt, votes.VERDICT_SCHEMA, m, "prm")
 
     async def hints(self) -> Panel:
-        """The judge's panel: `judge_m` candidates for a hint (1)."""
+        """The judge's panel: `judge_m` votes (1), and as many as hints are to be tried."""
         llm = await self._llm("judge")
-        m = int(_get(self._args, "judge_m", 1))
+        m = max(int(_get(self._args, "judge_m", 1)), self.max_hints)
         return self._panel(llm, prompts.hint_prompt, votes.HINT_SCHEMA, m, "judge")
 
     async def teacher(self) -> Teacher:
@@ -112,19 +124,53 @@ class Resources:
             return reply_text(reply)
         return (await self._chat(str(path))).decode(output_ids)
 
-    async def teach(self, sample: Sample, hint: str) -> list[float] | None:
-        """The teacher's log-probs of the response with `hint` in view; None where it has none.
+    async def teach(self, sample: Sample, hints: Sequence[str]) -> Lesson | None:
+        """What the teacher says of the response with one of `hints` in view; None where it says
+        nothing that could be learnt from, counted.
 
-        Raises `EngineUnavailable`.
+        With `top_k` the hint is chosen by the candidates of policy and teacher. Raises
+        `EngineUnavailable`.
         """
-        metadata = sample.metadata
-        return await (await self.teacher()).log_probs(
-            metadata.get("messages") or (),
-            metadata.get("tools") or (),
-            metadata.get("template_kwargs") or {},
-            sample.tokens[len(sample.tokens) - sample.response_length :],
-            hint,
+        metadata, k = sample.metadata, self.top_k
+        response = sample.tokens[len(sample.tokens) - sample.response_length :]
+        teacher = await self.teacher()
+        asked = [
+            teacher.opinion(
+                metadata.get("messages") or (),
+                metadata.get("tools") or (),
+                metadata.get("template_kwargs") or {},
+                response,
+                hint,
+                teacher_list(k),
+            )
+            for hint in hints
+        ]
+        opinions = []
+        for found in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+            if found is not None:
+                opinions.append(found)
+        if not opinions:
+            return None
+        if k == 0:
+            return Lesson(opinions[0].hint, opinions[0].log_probs)
+        student = metadata.get("student_topk")
+        lesson = lesson_of(
+            opinions,
+            None if student is None else TopK.of_mapping(student, len(response)),
+            response,
+            k=k,
+            subset=_get(self._args, "opd_subset", "student"),
+            choice=_get(self._args, "opd_hint_choice", "sequence"),
         )
+        if lesson is None:
+            self.count("teacher_topk_none" if student is not None else "teacher_topk_no_policy")
+        else:
+            self.count("teacher_topk_candidates", k * len(response))
+            if lesson.unknown:
+                self.count("teacher_topk_unknown", lesson.unknown)
+        return lesson
 
     async def close(self) -> None:
         for engine in self._engines.values():

@@ -37,6 +37,7 @@ def sample_of(turn: Turn, response: str) -> Sample:
             "template_kwargs": dict(turn.template_kwargs),
             "sampling": dict(turn.sampling),
             "finish_reason": turn.finish_reason,
+            "student_topk": turn.topk.as_dict() if turn.topk is not None else None,
         },
     )
     sample.validate()

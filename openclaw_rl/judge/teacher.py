@@ -1,7 +1,8 @@
 """The teacher: how likely the same reply is to a model that was given the hint before.
 
 Guarantees: the teacher sees the same messages, tools and template arguments as the policy did,
-with the hint at the end of the last user message; the values are of the *sampled* ids, one each.
+with the hint at the end of the last user message; the values are of the *sampled* ids, one each,
+and where asked for and given its likeliest tokens in the place of each.
 Where they do not fit the teacher's context, or do not line up, there is no teacher (None), and a
 counter says why. An endpoint that is away raises `EngineUnavailable`.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from openclaw_rl.engine.types import Engine
 from openclaw_rl.errors import EngineError, EngineUnavailable
+from openclaw_rl.judge.choice import Opinion
 from openclaw_rl.judge.llm import Tokenizer, is_overflow, smaller
 from openclaw_rl.judge.prompts import Message, defuse
 
@@ -56,15 +58,17 @@ class Teacher:
         self._seconds, self._heading = seconds, heading
         self._context = smaller(context_tokens, chat.context_length)
 
-    async def log_probs(
+    async def opinion(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
         template_kwargs: Mapping[str, Any],
         output_ids: Sequence[int],
         hint: str,
-    ) -> list[float] | None:
-        """Natural-log probability of each of `output_ids` after the hinted prompt (temperature 1).
+        top: int = 0,
+    ) -> Opinion | None:
+        """Natural-log probability of each of `output_ids` after the hinted prompt (temperature 1),
+        and the `top` likeliest tokens in the place of each.
 
         Raises `EngineUnavailable`, also where the teacher takes too long.
         """
@@ -82,7 +86,7 @@ class Teacher:
             return None
         try:
             async with asyncio.timeout(self._seconds):
-                values = await self._engine.score([*prompt, *output_ids], len(prompt))
+                scores = await self._engine.score_top([*prompt, *output_ids], len(prompt), top)
         except TimeoutError:
             raise EngineUnavailable("the teacher took too long") from None
         except EngineUnavailable:
@@ -90,10 +94,11 @@ class Teacher:
         except EngineError as error:
             self._count("teacher_overflow" if is_overflow(error) else "teacher_failed")
             return None
-        if len(values) != len(output_ids):
+        if len(scores.log_probs) != len(output_ids):
             self._count("teacher_failed")
             return None
-        return [value if math.isfinite(value) else math.nan for value in values]
+        values = [value if math.isfinite(value) else math.nan for value in scores.log_probs]
+        return Opinion(hint, values, scores.top)
 
     def _encode(
         self,

@@ -104,14 +104,15 @@ def majority(votes: Iterable[float | None]) -> float | None:
     return 0.0 if others and others[0][1] == most else score
 
 
-def choose_hint(votes: Sequence[Vote], min_chars: int) -> str | None:
-    """The longest hint that came with a positive verdict and is longer than `min_chars`."""
-    hints = (
-        vote.hint.strip()
-        for vote in votes
-        if vote.score is not None and vote.score > 0 and vote.hint
-    )
-    return max((hint for hint in hints if len(hint) > min_chars), key=len, default=None)
+def choose_hints(votes: Sequence[Vote], min_chars: int, limit: int = 1) -> list[str]:
+    """The `limit` longest hints that came with a positive verdict and are longer than `min_chars`,
+    longest first; those that differ in case or white space only are one."""
+    hints: dict[str, str] = {}
+    for vote in votes:
+        hint = (vote.hint or "").strip()
+        if vote.score is not None and vote.score > 0 and len(hint) > min_chars:
+            hints.setdefault(" ".join(hint.casefold().split()), hint)
+    return sorted(hints.values(), key=len, reverse=True)[:limit]
 
 
 def _verdicts(answer: str) -> Iterator[tuple[int, float, str | None]]:

@@ -210,10 +210,17 @@ class JudgeWorker:
             result = await self._call(sample)
         key = getattr(self._args, "reward_key", None)
         outcome = read_outcome(result, len(turn.output_ids), key)
-        if outcome.hint is None or outcome.asked_teacher or self._no_distillation():
-            return outcome
-        values = await self._resources.teach(sample, outcome.hint)
-        return replace(outcome, teacher_log_probs=values, asked_teacher=True)
+        if outcome.hint is not None and not outcome.asked_teacher and not self._no_distillation():
+            lesson = await self._resources.teach(sample, [outcome.hint])
+            if lesson is not None:
+                outcome = replace(
+                    outcome, teacher_log_probs=lesson.log_probs, teacher_topk=lesson.topk
+                )
+        elif self._resources.top_k and outcome.teacher_topk is None and outcome.teacher_log_probs:
+            # Over the top K nothing is learnt of the sampled tokens alone: no signal.
+            self._resources.count("teacher_topk_none")
+            outcome = replace(outcome, teacher_log_probs=None)
+        return outcome
 
     async def _call(self, sample: Any) -> Any:
         """The reward's result. A hook may raise anything: it must not end the judge."""
@@ -239,7 +246,8 @@ class JudgeWorker:
         return getattr(self._args, "w_opd", None) == 0
 
     async def _settle(self, turn: Turn, claim: str, outcome: Outcome, seconds: float) -> None:
-        if outcome.abstained and not outcome.score and outcome.teacher_log_probs is None:
+        taught = outcome.teacher_log_probs is not None or outcome.teacher_topk is not None
+        if outcome.abstained and not outcome.score and not taught:
             self._abstained[turn.turn_id] += 1
             if self._abstained[turn.turn_id] < ABSTENTIONS:
                 await self._postpone(turn, claim, "no_verdict")
@@ -252,6 +260,7 @@ class JudgeWorker:
             score=outcome.score,
             hint=outcome.hint,
             teacher_log_probs=outcome.teacher_log_probs,
+            teacher_topk=outcome.teacher_topk,
             votes=outcome.votes,
             created=now,
         )
@@ -260,7 +269,6 @@ class JudgeWorker:
         state = await asyncio.to_thread(
             self._journal.write_verdict, turn.turn_id, claim, verdict, now, use_score=use_score
         )
-        taught = outcome.teacher_log_probs is not None
         log.info(
             "verdict turn=%s session=%s score=%s votes=%s hint_chars=%d teacher=%d state=%s ms=%d",
             turn.turn_id,

@@ -28,6 +28,7 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
         "votes": verdict["votes"],
         "hint": hindsights["hint"],
         "teacher_log_probs": hindsights["teacher_log_probs"],
+        "teacher_topk": hindsights["teacher_topk"],
         "abstained": not signal and (verdict["abstained"] or hindsights["abstained"]),
     }
 

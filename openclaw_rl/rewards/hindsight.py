@@ -2,7 +2,8 @@
 how likely the same reply would have been with that hint in view.
 
 Guarantees: no score; a hint only where the judge's verdict is positive and the hint is longer than
-`args.min_hint_chars`; one teacher value for each response token, or None.
+`args.min_hint_chars`; one teacher value (and one row of candidates) for each response token, or
+None.
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ from typing import Any
 
 from openclaw_rl.judge.prompts import case_of
 from openclaw_rl.judge.resources import get_resources
-from openclaw_rl.judge.votes import choose_hint
+from openclaw_rl.judge.votes import choose_hints
 from openclaw_rl.sample import Sample
 
 
 async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
-    """`{"score": None, "hint": str | None, "teacher_log_probs": list | None, "abstained": bool}`.
+    """`{"score": None, "hint": str | None, "teacher_log_probs": list | None, "teacher_topk": dict |
+    None, "abstained": bool}`.
 
-    Raises `EngineUnavailable` where the judge or the teacher is away.
+    With `args.opd_top_k` up to `args.opd_hints` hints are tried, and `hint` is the one chosen
+    (`judge.choice`). Raises `EngineUnavailable` where the judge or the teacher is away.
     """
     resources = get_resources(args)
     votes = await (await resources.hints()).votes(case_of(sample))
     min_chars = getattr(args, "min_hint_chars", None)
-    hint = choose_hint(votes, 10 if min_chars is None else min_chars)
-    resources.count("hint_accepted" if hint else "hint_none")
+    hints = choose_hints(votes, 10 if min_chars is None else min_chars, resources.max_hints)
+    resources.count("hint_accepted" if hints else "hint_none")
+    lesson = await resources.teach(sample, hints) if hints else None
+    topk = lesson.topk if lesson is not None else None
     return {
         "score": None,
-        "hint": hint,
-        "teacher_log_probs": await resources.teach(sample, hint) if hint else None,
+        "hint": lesson.hint if lesson is not None else next(iter(hints), None),
+        "teacher_log_probs": lesson.log_probs if lesson is not None else None,
+        "teacher_topk": topk.as_dict() if topk is not None else None,
         "abstained": all(vote.score is None for vote in votes),
     }

@@ -31,6 +31,16 @@ def test_dicts() -> None:
     assert all(math.isnan(value) for value in outcome.teacher_log_probs[1:])
 
 
+def test_candidates_of_a_custom_teacher() -> None:
+    given = {"ids": [[4, 5]] * 3, "log_probs": [[-0.5, None]] * 3}
+    outcome = read_outcome({"teacher_topk": given}, 3)
+    assert outcome.asked_teacher
+    assert outcome.teacher_topk is not None
+    assert outcome.teacher_topk.ids == [[4, -1]] * 3
+    nothing = {"ids": [[-1]] * 3, "log_probs": [[None]] * 3}
+    assert read_outcome({"teacher_topk": nothing}, 3).teacher_topk is None
+
+
 def test_reward_key_is_respected() -> None:
     assert read_outcome({"score": 1.0, "mine": -1.0}, 1, "mine").score == -1.0
     assert read_outcome({"score": 1.0}, 1, "mine").score == 1.0
@@ -51,6 +61,10 @@ def test_reward_key_is_respected() -> None:
         ({"score": 1.0, "teacher_log_probs": [-1.0]}, "reward_invalid"),
         ({"score": 1.0, "teacher_log_probs": ["a", "b", "c"]}, "reward_invalid"),
         ({"score": 1.0, "teacher_log_probs": 3}, "reward_invalid"),
+        ({"score": 1.0, "teacher_topk": {"ids": [[1]] * 3}}, "reward_invalid"),
+        ({"score": 1.0, "teacher_topk": [[1]] * 3}, "reward_invalid"),
+        ({"teacher_topk": {"ids": [[1]] * 2, "log_probs": [[-1.0]] * 2}}, "reward_invalid"),
+        ({"teacher_topk": {"ids": [[1]] * 3, "log_probs": [[0.5]] * 3}}, "reward_invalid"),
     ],
 )
 def test_case_34_unusable_rewards(result: object, reason: str) -> None:

@@ -152,7 +152,8 @@ async def test_case_28_hints(args, judge) -> None:
         judge.answers.append(answer)
         reward = await hindsight.custom_rm(args, sample())
         assert reward == {
-            "score": None, "hint": None, "teacher_log_probs": None, "abstained": False
+            "score": None, "hint": None, "teacher_log_probs": None, "teacher_topk": None,
+            "abstained": False,
         }  # fmt: skip
     assert args.judge_resources.counters["hint_none"] == 4
 
@@ -175,6 +176,72 @@ async def test_hindsight_asks_the_teacher(args, judge, model) -> None:
     assert reward["teacher_log_probs"] == [
         logprob_of(token, len(prompt) + at) for at, token in enumerate(OUTPUT)
     ]
+
+
+OTHER = "Say it in kilometres, not in miles."
+
+
+def by_hint(chat: Any, good: str) -> Any:
+    """A teacher's candidates: those of the policy with the hint `good` in view, else others."""
+
+    def candidates(request: Any, token: int, at: int, k: int) -> list[tuple[float, int]]:
+        far = 0 if good in chat.decode(request.ids) else 100
+        return [(-0.5 * (rank + 1), token + rank + far) for rank in range(k)]
+
+    return candidates
+
+
+@pytest.mark.parametrize("good", [HINT, OTHER])
+async def test_the_hint_whose_candidates_are_the_policys_teaches(args, judge, model, good) -> None:
+    from openclaw_rl.engine.chat import ChatTokenizer
+
+    args.opd_top_k, args.opd_hints = 2, 3
+    judge.answers += [vote(1, HINT), vote(1, HINT.upper()), vote(1, OTHER)]
+    own = {"ids": [[t, t + 1] for t in OUTPUT], "log_probs": [[-0.1, -3.0]] * len(OUTPUT)}
+    async with FakeEngine() as engine:
+        args.teacher_url = engine.url
+        engine.candidates = by_hint(ChatTokenizer.load(model), good)
+        reward = await hindsight.custom_rm(args, sample(student_topk=own))
+        assert [request.body["top_logprobs_num"] for request in engine.requests] == [20, 20]
+    assert reward["hint"] == good
+    assert reward["teacher_topk"] == {
+        "ids": own["ids"], "log_probs": [[-0.5, -1.0]] * len(OUTPUT)
+    }  # fmt: skip
+    assert args.judge_resources.counters["teacher_topk_candidates"] == 2 * len(OUTPUT)
+    assert "teacher_topk_unknown" not in args.judge_resources.counters
+
+
+async def test_one_hint_of_several_may_not_fit_the_teacher(args, judge, model) -> None:
+    args.opd_top_k, args.opd_hints, args.opd_subset = 2, 2, "teacher"
+    judge.answers += [vote(1, HINT), vote(1, HINT * 9)]
+    async with FakeEngine() as engine:
+        args.teacher_url, args.teacher_context = engine.url, 60
+        reward = await hindsight.custom_rm(args, sample())
+    assert (reward["hint"], len(reward["teacher_topk"]["ids"])) == (HINT, len(OUTPUT))
+    assert args.judge_resources.counters["teacher_overflow"] == 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({}, "teacher_topk_no_policy"),
+        ({"student_topk": {"ids": [[1]] * 4, "log_probs": [[-1.0]] * 4}}, "teacher_topk_none"),
+    ],
+)
+async def test_over_the_top_k_there_is_no_teacher_without_candidates(
+    args, judge, metadata, reason
+) -> None:
+    args.opd_top_k = 2
+    judge.answers.append(vote(1, HINT))
+    async with FakeEngine() as engine:
+        args.teacher_url = engine.url
+        if metadata:
+            engine.candidates = None
+        reward = await hindsight.custom_rm(args, sample(**metadata))
+    assert (reward["hint"], reward["teacher_log_probs"], reward["teacher_topk"]) == (
+        HINT, None, None
+    )  # fmt: skip
+    assert args.judge_resources.counters[reason] == 1
 
 
 async def test_a_teacher_that_cannot_hold_the_turn(args, judge, model) -> None:
@@ -219,6 +286,7 @@ async def test_combined_carries_whichever_signals_there_are(args, judge) -> None
         reward = await combined.custom_rm(args, sample())
         assert (reward["score"], reward["hint"], reward["votes"]) == (-1.0, HINT, [-1.0])
         assert len(reward["teacher_log_probs"]) == len(OUTPUT)
+        assert reward["teacher_topk"] is None
         answer(vote(1), vote(-1))
         reward = await combined.custom_rm(args, sample())
         assert (reward["score"], reward["hint"]) == (1.0, None)

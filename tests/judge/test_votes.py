@@ -13,7 +13,7 @@ from openclaw_rl.judge.votes import (
     HINT_SCHEMA,
     VERDICT_SCHEMA,
     Vote,
-    choose_hint,
+    choose_hints,
     majority,
     parse_vote,
 )
@@ -107,9 +107,22 @@ def test_case_28_hints_and_verdicts() -> None:
     bare = Vote(1.0, None)
     short = Vote(1.0, "0123456789")
     good, better = Vote(1.0, "Name the source."), Vote(1.0, "Name the source of the figure.")
-    assert choose_hint([negative, bare, short], 10) is None
-    assert choose_hint([good, negative, better, bare], 10) == better.hint
-    assert choose_hint([Vote(None, "A hint of a judge that abstained.")], 10) is None
+    assert choose_hints([negative, bare, short], 10) == []
+    assert choose_hints([good, negative, better, bare], 10) == [better.hint]
+    assert choose_hints([Vote(None, "A hint of a judge that abstained.")], 10) == []
+
+
+def test_several_hints_are_distinct_ones_longest_first() -> None:
+    votes = [
+        Vote(1.0, "Name the source."),
+        Vote(1.0, "name  the SOURCE."),
+        Vote(1.0, "Name the source of the figure."),
+        Vote(-1.0, "A hint that came with a negative verdict."),
+        Vote(1.0, "Give a figure."),
+    ]
+    wanted = ["Name the source of the figure.", "Name the source.", "Give a figure."]
+    assert choose_hints(votes, 10, 3) == wanted
+    assert choose_hints(votes, 10, 2) == wanted[:2]
 
 
 @given(st.text(max_size=300))

@@ -19,6 +19,7 @@ from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge import worker as worker_module
 from openclaw_rl.rewards import exit_code, feedback, prm
 from openclaw_rl.sample import Sample
+from openclaw_rl.topk import TopK
 from tests.fakes.engine import FakeEngine, Fault, logprob_of
 from tests.fakes.model import tiny_tokenizer
 from tests.judge.helpers import (
@@ -137,6 +138,47 @@ async def test_a_correction_is_the_hint_for_the_teacher(journal: Journal, model:
     assert list(found.teacher_log_probs) == [
         logprob_of(token, start + at) for at, token in enumerate([11, 12, 2])
     ]
+
+
+async def test_over_the_top_k_the_verdict_holds_the_teachers_candidates(
+    journal: Journal, model: Path
+) -> None:
+    own = TopK([[11, 12], [12, 13], [2, 99]], [[-0.1, -3.0]] * 3)
+    add_turn(journal, "t1", "Too long, one sentence please. What is snow?", topk=own)
+    async with FakeEngine() as engine:
+        args = make_args(hf_checkpoint=str(model), teacher_url=engine.url, opd_top_k=2)
+        await judge_all(journal, feedback.custom_rm, args)
+        start = len(engine.requests[0].ids) - 3
+    found = verdict(journal)
+    assert found.teacher_topk.ids == [[11, 12], [12, 13], [2, -1]]
+    sampled = [logprob_of(token, start + at) for at, token in enumerate([11, 12, 2])]
+    assert [row[0] for row in found.teacher_topk.log_probs] == sampled
+    assert list(found.teacher_log_probs) == sampled
+    assert math.isnan(found.teacher_topk.log_probs[2][1])
+    assert state(journal) is State.READY
+    counters = journal.fates().counters
+    assert (counters["teacher_topk_candidates"], counters["teacher_topk_unknown"]) == (6, 1)
+
+
+async def test_over_the_top_k_values_of_the_sampled_tokens_alone_are_no_signal(
+    journal: Journal,
+) -> None:
+    def values(args: Any, sample: Sample) -> Any:
+        return {"teacher_log_probs": [-1.0] * sample.response_length}
+
+    add_turn(journal, "t1", "x")
+    await judge_all(journal, values, make_args(opd_top_k=2))
+    assert journal.fates().dropped == {"no_signal": 1}
+    assert journal.fates().counters["teacher_topk_none"] == 1
+
+    def candidates(args: Any, sample: Sample) -> Any:
+        own = sample.metadata["student_topk"]
+        return {"teacher_topk": {"ids": own["ids"], "log_probs": own["log_probs"]}}
+
+    add_turn(journal, "t2", "x", topk=TopK([[5, 6]] * 3, [[-0.5, -1.0]] * 3))
+    await judge_all(journal, candidates, make_args(opd_top_k=2))
+    assert journal.turn("t2").verdict.teacher_topk == TopK([[5, 6]] * 3, [[-0.5, -1.0]] * 3)
+    assert journal.fates().ready == 1
 
 
 async def test_the_published_context_of_a_teacher_counts(journal: Journal, model: Path) -> None:

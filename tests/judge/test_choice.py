@@ -1,0 +1,135 @@
+"""The choice of hint and candidates: closed forms, ties, what is missing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.judge.choice import (
+    Opinion,
+    choose_hints,
+    lesson_of,
+    overlaps,
+    teacher_list,
+)
+from openclaw_rl.topk import TopK
+
+
+def student(*rows: list[int]) -> TopK:
+    return TopK(rows, [[-0.5 * (at + 1) for at in range(len(row))] for row in rows])
+
+
+def listed(*ids: int) -> list[tuple[float, int]]:
+    """A teacher's list in which the log-prob tells the id: -id/100."""
+    return [(-one / 100, one) for one in ids]
+
+
+def plain(topk: TopK) -> list[list[tuple[int, float]]]:
+    """Rows as (id, log-prob), without what is none."""
+    found = []
+    for ids, values in zip(topk.ids, topk.log_probs, strict=True):
+        assert [i < 0 for i in ids] == [math.isnan(v) for v in values]
+        found.append([(i, v) for i, v in zip(ids, values, strict=True) if i >= 0])
+    return found
+
+
+def test_a_teacher_is_asked_for_more_than_k() -> None:
+    assert [teacher_list(k) for k in (0, 1, 4, 5, 6, 50)] == [0, 20, 20, 20, 24, 200]
+
+
+def test_overlap_is_between_k_and_k() -> None:
+    top = [listed(3, 1, 2), listed(9, 8, 1), listed(1, 2, 3)]
+    assert overlaps(student([1, 2, 9], [1, 2, 3], [-1, -1, 1]), top, 2) == [1, 0, 0]
+    assert overlaps(student([1, 2, 9], [1, 2, 3], [-1, -1, 1]), top, 3) == [2, 1, 1]
+
+
+def test_sequence_takes_one_hint_and_token_the_best_of_each() -> None:
+    scores = [[4, 0, 0, 2], [1, 3, 1, 2], [0, 3, 1, 0]]
+    assert choose_hints(scores, "sequence") == [1, 1, 1, 1]
+    # Of equals that which is best for the whole reply (the second), not the first.
+    assert choose_hints(scores, "token") == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("choice", ["sequence", "token"])
+def test_the_first_hint_wins_a_tie(choice) -> None:
+    assert choose_hints([[2, 1], [1, 2], [2, 1]], "sequence") == [0, 0]
+    assert choose_hints([[1, 1], [1, 1]], choice) == [0, 0]
+
+
+@given(st.integers(1, 5).flatmap(lambda n: st.lists(
+    st.lists(st.integers(0, 4), min_size=n, max_size=n), min_size=1, max_size=3)))  # fmt: skip
+def test_no_other_choice_overlaps_more(scores: list[list[int]]) -> None:
+    tokens = range(len(scores[0]))
+    whole = choose_hints(scores, "sequence")
+    assert len(set(whole)) == 1
+    assert sum(scores[whole[0]]) == max(map(sum, scores))
+    each = choose_hints(scores, "token")
+    assert all(scores[each[at]][at] == max(one[at] for one in scores) for at in tokens)
+
+
+# Two tokens, 7 and 8 sampled. The teacher knows 7 without listing it.
+POLICY = student([7, 1, 2], [8, 3, 4])
+OPINION = Opinion("h", [-2.5, -0.08], [listed(1, 5, 6, 2), listed(8, 9, 4)])
+
+
+@pytest.mark.parametrize(
+    ("subset", "expected", "unknown"),
+    [
+        ("student", [[(7, -2.5), (1, -0.01)], [(8, -0.08)]], 1),
+        ("teacher", [[(1, -0.01), (5, -0.05)], [(8, -0.08), (9, -0.09)]], 1),
+        ("overlap", [[(1, -0.01)], [(8, -0.08)]], 1),
+    ],
+)
+def test_whose_candidates(subset, expected, unknown) -> None:
+    lesson = lesson_of([OPINION], POLICY, [7, 8], k=2, subset=subset, choice="sequence")
+    assert lesson is not None
+    assert plain(lesson.topk) == expected
+    assert lesson.topk.width == 2
+    assert (lesson.hint, lesson.log_probs, lesson.unknown) == ("h", [-2.5, -0.08], unknown)
+
+
+def test_a_longer_list_of_the_teachers_names_more_of_the_policys() -> None:
+    lesson = lesson_of([OPINION], POLICY, [7, 8], k=3, subset="student", choice="sequence")
+    assert plain(lesson.topk) == [[(7, -2.5), (1, -0.01), (2, -0.02)], [(8, -0.08), (4, -0.04)]]
+    assert lesson.unknown == 1  # 3, which stands where it stood, as none
+
+
+def test_values_come_from_the_chosen_hint_of_each_token() -> None:
+    one = Opinion("one", [-0.1, -0.2], [[(-0.1, 7), (-1, 1)], [(-0.2, 9), (-1, 10)]])
+    two = Opinion("two", [-0.3, -0.4], [[(-0.3, 5), (-1, 6)], [(-0.4, 8), (-1, 3)]])
+    both = [one, two]
+    lesson = lesson_of(both, POLICY, [7, 8], k=2, subset="student", choice="token")
+    assert plain(lesson.topk) == [[(7, -0.1), (1, -1)], [(8, -0.4), (3, -1)]]
+    assert (lesson.hint, lesson.log_probs) == ("one", [-0.1, -0.4])
+    lesson = lesson_of(both, POLICY, [7, 8], k=2, subset="student", choice="sequence")
+    assert (lesson.hint, lesson.log_probs) == ("one", [-0.1, -0.2])
+    lesson = lesson_of(both[::-1], POLICY, [7, 8], k=2, subset="student", choice="sequence")
+    assert lesson.hint == "two"
+
+
+def test_a_hint_without_lists_is_no_choice() -> None:
+    blind = Opinion("blind", [-0.1, -0.1])
+    lesson = lesson_of([blind, OPINION], POLICY, [7, 8], k=2, subset="student", choice="token")
+    assert (lesson.hint, lesson.log_probs) == ("h", [-2.5, -0.08])
+    assert lesson_of([blind], POLICY, [7, 8], k=2, subset="student", choice="token") is None
+
+
+@pytest.mark.parametrize("subset", ["student", "overlap"])
+def test_without_the_policys_candidates_there_is_no_lesson_over_them(subset) -> None:
+    assert lesson_of([OPINION], None, [7, 8], k=2, subset=subset, choice="sequence") is None
+
+
+def test_the_teachers_own_need_none_of_the_policys() -> None:
+    other = Opinion("other", [-1.0, -1.0], [listed(7, 1), listed(8, 3)])
+    lesson = lesson_of([OPINION, other], None, [7, 8], k=2, subset="teacher", choice="token")
+    assert (lesson.hint, lesson.unknown) == ("h", 0)
+    assert plain(lesson.topk)[0] == [(1, -0.01), (5, -0.05)]
+
+
+def test_a_token_without_a_list_has_no_candidates() -> None:
+    opinion = Opinion("h", [-1.0, -1.0], [[], listed(8)])
+    lesson = lesson_of([opinion], POLICY, [7, 8], k=2, subset="teacher", choice="sequence")
+    assert plain(lesson.topk) == [[], [(8, -0.08)]]
