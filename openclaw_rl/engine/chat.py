@@ -7,8 +7,8 @@ methods may be called from several threads.
 
 from __future__ import annotations
 
-import copy
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -129,7 +129,7 @@ class ChatTokenizer:
 
     def continue_prompt(
         self, previous: KnownPrompt, rendered: str, meaning: Meaning | None = None
-    ) -> list[int] | None:
+    ) -> array[int] | None:
         """The ids of `rendered` where it goes on from `previous`: the known ids, then those of
         what is new. None where the template would not write the known turn as it was sampled.
         `meaning` compares the two texts of the reply (default: `continuation.reply_meaning`)."""
@@ -170,6 +170,8 @@ class ChatTokenizer:
 
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message as templates expect it: content a string, arguments as this template does."""
+        if type(message) is dict and message.get("content") and "tool_calls" not in message:
+            return message  # nothing to change, and templates cannot
         plain = dict(message)
         if plain.get("content") is None:
             plain["content"] = ""
@@ -212,14 +214,14 @@ class ChatTokenizer:
         return frozenset(ids[:1])
 
 
-def _parsed(call: Mapping[str, Any]) -> dict[str, Any]:
-    parsed = copy.deepcopy(dict(call))
-    function = parsed.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+def _parsed(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
         # The model's own broken (or endlessly nested) JSON: the template shows it as text.
         with suppress(ValueError, RecursionError):
-            function["arguments"] = json.loads(function["arguments"])
-    return parsed
+            arguments = json.loads(function["arguments"])
+            return {**call, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def _read_json(model_path: str | Path, name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ Meaning = Callable[[str], Any]
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
     """A turn that was served: `rendered_len` characters of template text with hash `rendered_sha`
-    (`text_sha`), and the ids of prompt and output (`tokens`, which ends with `output_ids`)."""
+    (`text_sha`), and the ids of prompt and output (`tokens`, which ends with `output_ids`). An
+    array of int32 is copied as a block, so a long history costs next to nothing."""
 
     rendered_len: int
     rendered_sha: str
@@ -42,7 +44,7 @@ def continuation(
     decode: Callable[[Sequence[int]], str],
     ends: Mapping[int, str],
     meaning: Meaning | None = None,
-) -> list[int] | None:
+) -> array[int] | None:
     """The ids of `rendered` if it goes on from `previous`, else None.
 
     `ends` are the tokens that end a turn, id to text. A reply that was cut off has none; the
@@ -70,7 +72,9 @@ def continuation(
     tail = encode(rest[at:])
     if not tail or tail[0] != end:
         return None
-    return [*previous.tokens, *(tail[1:] if ended else tail)]
+    ids = array("i", previous.tokens)
+    ids.extend(tail[1:] if ended else tail)
+    return ids
 
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)

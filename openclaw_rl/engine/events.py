@@ -10,11 +10,11 @@ before, so it is compared, not parsed, and only the new tail goes through the JS
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from openclaw_rl.engine.fastjson import loads
 from openclaw_rl.engine.refusals import reason_of, refusal
 from openclaw_rl.engine.scores import POSITIVE, read_top
 from openclaw_rl.engine.types import Delta, Finish
@@ -251,6 +251,6 @@ def _tail(text: bytes) -> list[Any] | None:
 
 def _loads(payload: bytes) -> Any:
     try:
-        return json.loads(payload)
+        return loads(payload)
     except ValueError:
         raise EngineError("the engine sent an event that is no JSON") from None

@@ -6,11 +6,11 @@ likeliest tokens are given only where there is one for each of these ids.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from openclaw_rl.engine.fastjson import loads
 from openclaw_rl.engine.types import Candidates, Scores
 from openclaw_rl.errors import EngineError
 
@@ -39,7 +39,7 @@ def scoring_body(ids: Sequence[int], start: int, top: int, rid: str) -> dict[str
 def read_scores(data: bytes, ids: Sequence[int], start: int, top: int) -> Scores | None:
     """The values of a scoring reply; None if the engine aborted it. Raises `EngineError`."""
     try:
-        meta = json.loads(data)["meta_info"]
+        meta = loads(data)["meta_info"]
         reason = meta.get("finish_reason")
         if isinstance(reason, dict) and reason.get("type") == "abort":
             return None

@@ -5,6 +5,9 @@ exception for each `message.role`. A gateway renders the whole history for every
 most of its time late in a long session. Here the same compiled template is rendered by the short
 way, in the same sandbox. Guarantee: where the short way does not exist (another version of
 `transformers`) or differs on a probe, `apply_chat_template` is used.
+
+The whole history is rendered each time: what a template writes for an old message may depend on
+the newest one (Qwen3's does), so the text of a turn before proves nothing until it is compared.
 """
 
 from __future__ import annotations
@@ -12,10 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
+
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]], str]
 
 _METHODS = frozenset(dir(dict))
+_COUNTERS = frozenset({"first", "last", "index", "index0"})
+_VALUES = (str, int, bool)
+_NO_REASONING = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+"""A message with other keys may have reasoning under one of the names that templates know."""
 
 
 class ChatTemplate:
@@ -65,9 +75,9 @@ class ChatTemplate:
     ) -> str:
         assert self._alias is not None
         template = self._template(self._tokenizer.get_chat_template(None, tools))
-        given = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        given = [self._given(message) for message in messages]
         text: str = template.render(
-            messages=self._alias(given),
+            messages=given,
             tools=tools,
             documents=None,
             add_generation_prompt=True,
@@ -75,11 +85,18 @@ class ChatTemplate:
         )
         return text
 
+    def _given(self, message: dict[str, Any]) -> dict[str, Any]:
+        if None in message.values():
+            message = {key: value for key, value in message.items() if value is not None}
+        if not message.keys() <= _NO_REASONING and self._alias is not None:
+            message = self._alias([message])[0]
+        return message
+
     def _template(self, source: str) -> Any:
         template = self._quick.get(source)
         if template is None:
             environment = self._compile(source).environment.overlay()
-            environment.getattr = _looking_up_first(environment.getattr)
+            environment.getattr = _looking_up_first(environment)
             template = self._quick[source] = environment.from_string(source)
         return template
 
@@ -94,12 +111,21 @@ class ChatTemplate:
         return True
 
 
-def _looking_up_first(getattr_: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """The sandbox's own `getattr`, but for keys of plain dicts, where its answer is the item."""
+def _looking_up_first(environment: Any) -> Callable[[Any, str], Any]:
+    """The sandbox's own `getattr`, but where its answer needs no looking: for keys of plain dicts,
+    the counters of a loop, and plain values of a namespace."""
+    getattr_, undefined = environment.getattr, environment.undefined
 
     def look_up(value: Any, name: str) -> Any:
-        if type(value) is dict and name in value and name not in _METHODS:
-            return value[name]
+        kind = type(value)
+        if kind is dict and name not in _METHODS:
+            return value[name] if name in value else undefined(obj=value, name=name)
+        if kind is LoopContext and name in _COUNTERS:
+            return getattr(value, name)
+        if kind is Namespace and not name.startswith("_"):
+            found = getattr(value, name, None)
+            if type(found) in _VALUES:
+                return found
         return getattr_(value, name)
 
     return look_up

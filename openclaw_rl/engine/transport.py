@@ -8,7 +8,6 @@ that falls silent is asked for a sign of life on another connection, and counts 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from openclaw_rl.engine.fastjson import dumps
 from openclaw_rl.engine.refusals import RETRIED_STATUS, reason_of, refusal
 from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
 
@@ -82,7 +82,7 @@ class Transport:
             sending = asyncio.ensure_future(
                 (own or self._http).post(
                     base + "/generate",
-                    data=json.dumps(body).encode(),
+                    data=dumps(body),
                     headers=headers,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
                 )

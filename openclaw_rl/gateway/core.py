@@ -314,8 +314,7 @@ class Gateway:
         return True
 
     def _remember(self, turn: OpenTurn, record: TurnRecord) -> None:
-        tokens = compact(turn.prompt.ids)
-        tokens.extend(turn.output_ids)
+        tokens = turn.prompt.ids + compact(turn.output_ids)
         known = KnownTurn(
             reply=record.reply,
             tokens=tokens,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from array import array
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from typing import TypeVar
@@ -66,7 +67,7 @@ class Prompts:
             self._metrics.count("continued_turns", tokens="new" if known_ids is None else "kept")
         return Prompt(
             messages=messages,
-            ids=await self._encode(text) if known_ids is None else known_ids,
+            ids=compact(await self._encode(text)) if known_ids is None else known_ids,
             shares_tokens=known_ids is not None,
             rendered_len=len(text),
             rendered_sha=text_sha(text),
@@ -120,17 +121,16 @@ class Prompts:
 
     def _render(
         self, request: ChatRequest, messages: tuple[Message, ...], parent: KnownTurn | None
-    ) -> tuple[str, list[int] | None]:
+    ) -> tuple[str, array[int] | None]:
         """The prompt's text, and its ids where it goes on from the parent's."""
         text = self._tokenizer.render(messages, request.tools, request.template_kwargs)
         if parent is None or parent.tokens is None:
             return text, None
-        tokens = parent.tokens.tolist()
         previous = KnownPrompt(
             rendered_len=parent.rendered_len,
             rendered_sha=parent.rendered_sha,
-            tokens=tokens,
-            output_ids=tokens[len(tokens) - parent.output_len :],
+            tokens=parent.tokens,
+            output_ids=parent.tokens[len(parent.tokens) - parent.output_len :],
         )
         return text, self._tokenizer.continue_prompt(previous, text)
 

@@ -6,6 +6,7 @@ may see of them. The two are kept apart: nothing that is shown is ever tokenised
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ class Prompt:
     """
 
     messages: tuple[Message, ...]
-    ids: list[int]
+    ids: array[int]
     shares_tokens: bool
     rendered_len: int
     rendered_sha: str

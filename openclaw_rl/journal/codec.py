@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
+import orjson
+
 from openclaw_rl.errors import JournalError
 from openclaw_rl.topk import TopK
 
@@ -108,8 +110,12 @@ def to_body(value: Any) -> tuple[bytes, bytes]:
 
 
 def to_items(values: Sequence[Any]) -> bytes:
-    """JSON of `values`, separated by commas: items of a and b joined by one are those of a + b."""
-    return to_json(values).encode("utf-8", "surrogatepass")[1:-1]
+    """JSON of `values`, separated by commas: items of a and b joined by one are those of a + b.
+    To be compared, never to be stored: `orjson` writes NaN as null."""
+    try:
+        return orjson.dumps(values, default=_plain)[1:-1]
+    except TypeError:  # a lone surrogate, a number beyond 64 bits
+        return to_json(values).encode("utf-8", "surrogatepass")[1:-1]
 
 
 def from_body(body: bytes) -> Any:

@@ -2,7 +2,8 @@
 
 Guarantees: the same conversation has the same hashes however a client re-serialises it (arguments
 re-written, ids reduced to letters and digits, reasoning stripped, text parts joined, transient
-messages gone); each message is hashed once, so reading a request costs its length.
+messages gone); each message is hashed once, so reading a request costs its length, and reading one
+that goes on from another costs comparing the two and hashing what is new.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -36,6 +37,7 @@ but a later history may lack them."""
 
 _THINK = re.compile(r"<think>.*?</think>", re.S)
 _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
+_SYSTEM = ("system", "developer")
 
 
 class Trace(Enum):
@@ -65,10 +67,21 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One message of a history: `digest` is "" where it is neither history nor feedback, `mark`
+    None where it is no history."""
+
+    trace: Trace
+    digest: str = ""
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """A request as a history. `traces` has one entry per message, `marks` one per NORMAL message;
     `digests` are the marks' own messages. `fresh_end` is behind the last message that is new to
-    whoever wrote the reply before it (NORMAL or NUDGE)."""
+    whoever wrote the reply before it (NORMAL or NUDGE). `steps` and `messages` are what it was
+    read from; another reading may go on from them."""
 
     traces: tuple[Trace, ...]
     marks: tuple[Mark, ...]
@@ -77,6 +90,8 @@ class History:
     system_hash: str
     request_hash: str
     history_hash: str
+    messages: Sequence[Message] = field(repr=False, compare=False)
+    steps: tuple[Step, ...] = field(repr=False, compare=False)
 
 
 def text_of(message: Message) -> str:
@@ -103,44 +118,69 @@ def digest(message: Message) -> str:
     return _digest(message, _understand(message)[1])
 
 
-def read_history(messages: Sequence[Message]) -> History:
-    """Read a request's messages once."""
-    traces: list[Trace] = []
-    marks: list[Mark] = []
-    digests: list[str] = []
-    all_digests: list[str] = []
-    system: list[str] = []
-    chain = _START
-    fresh_end = 0
-    for index, message in enumerate(messages):
-        trace, text = _understand(message)
-        traces.append(trace)
-        if trace is Trace.SYSTEM:
-            system.append(text)
-        if trace is not Trace.NORMAL and trace is not Trace.NUDGE:
-            continue
-        own = _digest(message, text)
-        all_digests.append(own)
-        fresh_end = index + 1
-        if trace is Trace.NUDGE:
-            continue
-        chain = _hash(chain + own)
-        digests.append(own)
-        node = ""
-        if message.get("role") == "assistant":
-            node = f"{chain}.{len(digests)}-{digests[0][:16]}-{own[:16]}"
-        marks.append(Mark(index + 1, node, chain + "."))
+def read_history(messages: Sequence[Message], before: History | None = None) -> History:
+    """Read a request's messages. What it shares with `before`, an earlier reading of whatever
+    request, is taken from there; the result is the same without."""
+    known = () if before is None else before.steps[: _shared(before.messages, messages)]
+    steps = (*known, *_read_on(messages, known))
+    marks = tuple([step.mark for step in steps if step.mark is not None])
+    digests = tuple([step.digest for step in steps if step.mark is not None])
+    fresh = [step.digest for step in steps if step.digest]
+    fresh_end = next((at for at in range(len(steps), 0, -1) if steps[at - 1].digest), 0)
+    system = [
+        _understand(message)[1]
+        for message, step in zip(messages, steps, strict=True)
+        if step.trace is Trace.SYSTEM
+    ]
     system_hash = _hash("\0".join(system))[:16]
-    state = f"{len(digests)}-{digests[0][:16] if digests else ''}"
+    chain = marks[-1].empty if marks else f"{_START}."
     return History(
-        traces=tuple(traces),
-        marks=tuple(marks),
-        digests=tuple(digests),
+        traces=tuple([step.trace for step in steps]),
+        marks=marks,
+        digests=digests,
         fresh_end=fresh_end,
         system_hash=system_hash,
-        request_hash=f"{system_hash}.{_hash(''.join(all_digests))}",
-        history_hash=f"{chain}.{state}",
+        request_hash=f"{system_hash}.{_hash(''.join(fresh))}",
+        history_hash=f"{chain}{len(digests)}-{digests[0][:16] if digests else ''}",
+        messages=messages,
+        steps=steps,
     )
+
+
+def _shared(old: Sequence[Message], new: Sequence[Message]) -> int:
+    """How many messages lead both and leave the same in their history. A system text leaves
+    nothing, and agents change it with every request."""
+    count = 0
+    for one, other in zip(old, new, strict=False):
+        if one != other and not (one.get("role") in _SYSTEM and other.get("role") in _SYSTEM):
+            break
+        count += 1
+    return count
+
+
+def _read_on(messages: Sequence[Message], known: Sequence[Step]) -> Iterator[Step]:
+    """The steps of the messages behind those that `known` are of."""
+    marked = [step for step in known if step.mark is not None]
+    count = len(marked)
+    first = marked[0].digest if marked else ""
+    chain = marked[-1].mark.empty[:-1] if marked and marked[-1].mark else _START
+    for index in range(len(known), len(messages)):
+        message = messages[index]
+        trace, text = _understand(message)
+        if trace is not Trace.NORMAL and trace is not Trace.NUDGE:
+            yield Step(trace)
+            continue
+        own = _digest(message, text)
+        if trace is Trace.NUDGE:
+            yield Step(trace, own)
+            continue
+        chain = _hash(chain + own)
+        count += 1
+        first = first or own
+        node = ""
+        if message.get("role") == "assistant":
+            node = f"{chain}.{count}-{first[:16]}-{own[:16]}"
+        yield Step(trace, own, Mark(index + 1, node, f"{chain}."))
 
 
 def extend(history_hash: str, reply: Message) -> str:
@@ -187,7 +227,7 @@ def _understand(message: Message) -> tuple[Trace, str]:
         if text or message.get("tool_calls") or _other_parts(message):
             return Trace.NORMAL, text
         return Trace.EMPTY, text
-    return (Trace.SYSTEM if role in ("system", "developer") else Trace.NORMAL), text.strip()
+    return (Trace.SYSTEM if role in _SYSTEM else Trace.NORMAL), text.strip()
 
 
 def _digest(message: Message, text: str) -> str:

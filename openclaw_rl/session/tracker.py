@@ -5,7 +5,7 @@ Guarantees, whatever clients send:
   match across owners or across explicit session names;
 - a turn gets at most one next state among committed turns; side requests give none, get none;
 - `place` depends only on the requests seen so far and changes nothing in the tree; its cost is
-  linear in the request; memory is bounded by `max_turns`.
+  linear in the request, mostly in what is new to its session; memory is bounded by `max_turns`.
 
 Pure: no I/O, no clock (the caller passes `now`). Not thread-safe; one event loop owns it.
 """
@@ -23,10 +23,12 @@ from openclaw_rl.session.canonical import (
     Trace,
     extend,
     read_history,
+    text_of,
     without_internal,
 )
 from openclaw_rl.session.identity import identify, is_conversation, is_named
 from openclaw_rl.session.kind import last_user, named_kind, side_pattern
+from openclaw_rl.session.readings import Readings
 from openclaw_rl.session.tree import Node, Tree
 from openclaw_rl.session.types import (
     Identity,
@@ -61,6 +63,7 @@ class Tracker:
         self._opened = 0
         self._namers: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._tool_sessions: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._readings = Readings()
 
     @property
     def turns(self) -> int:
@@ -69,8 +72,8 @@ class Tracker:
 
     def place(self, view: RequestView, now: float) -> Placement:
         """Where this request belongs. The tree changes only by `commit`."""
-        history = read_history(view.messages)
         named = identify(view)
+        history = self._read(view, named)
         parent, mark = self._parent(view, history, named)
         identity = named or self._by_history(parent)
         kind, reason = self._kind(view, history, identity, parent)
@@ -133,6 +136,15 @@ class Tracker:
     def forget_session(self, session_id: str, owner: str | None = None) -> None:
         """Forget a session's turns: what comes next under its name opens a new trajectory."""
         self._tree.forget(session_id, owner)
+
+    def _read(self, view: RequestView, named: Identity | None) -> History:
+        """The request's history; what it shares with the last one under its name is not read
+        again. Without a name, its first words stand for one: this is about speed only."""
+        name = named.session_id if named else next(map(text_of, view.messages), "")
+        key = (view.owner, named is not None, name)
+        history = read_history(view.messages, self._readings.get(key))
+        self._readings.put(key, history)
+        return history
 
     # -- the parent ---------------------------------------------------------------------------
 
@@ -202,9 +214,10 @@ class Tracker:
             found = list(self._tree.by_history(owner, mark.node, session_id)) or list(
                 self._tree.by_likeness(owner, session_id, mark.node)
             )
+            if len(found) > 1:
+                found.sort(key=lambda n: (n.turn_id not in ancestors, n.order))
             if found:
-                best = min(found, key=lambda n: (n.turn_id not in ancestors, n.order))
-                known[mark.end - 1] = best.turn_id
+                known[mark.end - 1] = found[0].turn_id
         return known
 
     # -- main or side -------------------------------------------------------------------------

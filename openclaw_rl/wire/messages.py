@@ -9,6 +9,7 @@ from typing import Any
 from openclaw_rl.wire.errors import invalid
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_PLAIN_ROLES = ("system", "user", "assistant")
 
 
 def parse_messages(messages: Any, *, image_ok: bool = False) -> tuple[dict[str, Any], ...]:
@@ -18,7 +19,20 @@ def parse_messages(messages: Any, *, image_ok: bool = False) -> tuple[dict[str, 
     if not messages:
         raise invalid("messages", "must have at least one message")
     return tuple(
-        _message(message, f"messages[{index}]", image_ok) for index, message in enumerate(messages)
+        [
+            message if _is_plain(message) else _message(message, f"messages[{index}]", image_ok)
+            for index, message in enumerate(messages)
+        ]
+    )
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether a message is in our form already, as most of a long history are."""
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and type(message.get("content")) is str
+        and message.get("role") in _PLAIN_ROLES
     )
 
 

@@ -61,6 +61,11 @@ def call(name: str, arguments: str) -> Message:
     return {"id": "call1", "type": "function", "function": function}
 
 
+def continued(chat: ChatTokenizer, known: KnownPrompt, rendered: str, *meaning: Any) -> Any:
+    ids = chat.continue_prompt(known, rendered, *meaning)
+    return None if ids is None else ids.tolist()
+
+
 def served(chat: ChatTokenizer, messages: list[Message], output: list[int]) -> KnownPrompt:
     rendered = chat.render(messages)
     tokens = chat.encode(rendered) + output
@@ -224,7 +229,7 @@ def test_sampled_ids_are_kept(chat: ChatTokenizer) -> None:
     output = letters(chat, "It is Paris.")
     known = served(chat, history, output)
     rendered = chat.render([*history, assistant("It is Paris."), user("thanks")])
-    ids = chat.continue_prompt(known, rendered)
+    ids = continued(chat, known, rendered)
     assert ids is not None
     assert ids[: len(known.tokens)] == known.tokens
     assert ids != chat.encode(rendered), "the tokenizer would have spelt the reply otherwise"
@@ -236,14 +241,14 @@ def test_same_spelling_gives_the_same_ids(chat: ChatTokenizer) -> None:
     history = [user("What?")]
     known = served(chat, history, [*chat.encode("It is Paris."), EOS_ID])
     rendered = chat.render([*history, assistant("It is Paris."), user("thanks")])
-    assert chat.continue_prompt(known, rendered) == chat.encode(rendered)
+    assert continued(chat, known, rendered) == chat.encode(rendered)
 
 
 def test_case_22_23_truncated_reply_gets_its_end_from_the_template(chat: ChatTokenizer) -> None:
     history = [user("What?")]
     known = served(chat, history, letters(chat, "It is Par", end=False))
     rendered = chat.render([*history, assistant("It is Par"), user("go on")])
-    ids = chat.continue_prompt(known, rendered)
+    ids = continued(chat, known, rendered)
     assert ids is not None
     assert ids[: len(known.tokens)] == known.tokens
     assert ids[len(known.tokens)] == EOS_ID, "part of the prompt, never of the reply"
@@ -265,7 +270,7 @@ def test_case_21_tool_calls_with_odd_whitespace_are_reused(
     known = served(chat, history, letters(chat, sampled))
     reply = assistant(None, tool_calls=[call("run", '{"path":"/tmp"}')])
     rendered = chat.render([*history, reply, {"role": "tool", "content": "a.txt"}])
-    ids = chat.continue_prompt(known, rendered)
+    ids = continued(chat, known, rendered)
     assert ids is not None
     assert ids[: len(known.tokens)] == known.tokens
 
@@ -277,16 +282,16 @@ def test_another_call_or_text_is_not_reused(chat: ChatTokenizer) -> None:
     for content, arguments in (("Yes.", '{"path": "/etc"}'), ("No.", '{"path": "/tmp"}')):
         reply = assistant(content, tool_calls=[call("run", arguments)])
         rendered = chat.render([*history, reply, {"role": "tool", "content": "x"}])
-        assert chat.continue_prompt(known, rendered) is None
+        assert continued(chat, known, rendered) is None
 
 
 def test_case_21_unclosed_think_is_not_a_closed_one(chat: ChatTokenizer) -> None:
     history = [user("Hm?")]
     known = served(chat, history, letters(chat, "<think>\nwell", end=False))
     closed = chat.render([*history, assistant("", reasoning_content="well"), user("and?")])
-    assert chat.continue_prompt(known, closed) is None
+    assert continued(chat, known, closed) is None
     raw = chat.render([*history, assistant("<think>\nwell"), user("and?")])
-    assert chat.continue_prompt(known, raw) is not None
+    assert continued(chat, known, raw) is not None
 
 
 def test_case_25_dropped_reasoning_begins_anew(chat: ChatTokenizer, qwen: ChatTokenizer) -> None:
@@ -296,7 +301,7 @@ def test_case_25_dropped_reasoning_begins_anew(chat: ChatTokenizer, qwen: ChatTo
     follow = [*history, reply, user("thanks")]
     for tokenizer, kept in ((chat, True), (qwen, False)):
         known = served(tokenizer, history, letters(tokenizer, text))
-        ids = tokenizer.continue_prompt(known, tokenizer.render(follow))
+        ids = continued(tokenizer, known, tokenizer.render(follow))
         assert (ids is not None) is kept
 
 
@@ -306,11 +311,11 @@ def test_case_25_reasoning_within_a_round_of_tools_is_kept(qwen: ChatTokenizer) 
     known = served(qwen, history, letters(qwen, text))
     reply = assistant(None, reasoning_content="look", tool_calls=[call("ls", "{}")])
     result = {"role": "tool", "content": "a.txt"}
-    ids = qwen.continue_prompt(known, qwen.render([*history, reply, result]))
+    ids = continued(qwen, known, qwen.render([*history, reply, result]))
     assert ids is not None
     assert ids[: len(known.tokens)] == known.tokens
     later = [*history, reply, result, assistant("a.txt"), user("more")]
-    assert qwen.continue_prompt(known, qwen.render(later)) is None
+    assert continued(qwen, known, qwen.render(later)) is None
 
 
 def test_a_template_that_rewrites_history_has_no_continuation(
@@ -319,7 +324,7 @@ def test_a_template_that_rewrites_history_has_no_continuation(
     chat = make(templates.REWRITING)
     history = [user("a question longer than that")]
     known = served(chat, history, letters(chat, "ok"))
-    assert chat.continue_prompt(known, chat.render([*history, assistant("ok"), user("x")])) is None
+    assert continued(chat, known, chat.render([*history, assistant("ok"), user("x")])) is None
 
 
 def test_other_histories_have_no_continuation(chat: ChatTokenizer) -> None:
@@ -331,7 +336,7 @@ def test_other_histories_have_no_continuation(chat: ChatTokenizer) -> None:
         [{"role": "system", "content": "new"}, *history, assistant("ok"), user("x")],
         [*history, assistant("okay"), user("x")],
     ):
-        assert chat.continue_prompt(known, chat.render(messages)) is None
+        assert continued(chat, known, chat.render(messages)) is None
 
 
 def test_special_text_typed_by_a_user(chat: ChatTokenizer) -> None:
@@ -339,7 +344,7 @@ def test_special_text_typed_by_a_user(chat: ChatTokenizer) -> None:
     history = [user(typed)]
     known = served(chat, history, letters(chat, "ok"))
     rendered = chat.render([*history, assistant("ok"), user(typed)])
-    ids = chat.continue_prompt(known, rendered)
+    ids = continued(chat, known, rendered)
     assert ids is not None
     assert ids[: len(known.tokens)] == known.tokens
     tail = rendered[rendered.rindex("ok" + END + "\n<|im_start|>user") + 2 + len(END) :]
@@ -351,13 +356,13 @@ def test_end_mark_spelt_in_letters_within_a_reply(chat: ChatTokenizer) -> None:
     history = [user("What ends a turn?")]
     known = served(chat, history, letters(chat, f"It is {END}, see?"))
     rendered = chat.render([*history, assistant(f"It is {END}, see?"), user("x")])
-    assert chat.continue_prompt(known, rendered) is None
+    assert continued(chat, known, rendered) is None
 
 
 def test_another_end_token_than_the_templates(chat: ChatTokenizer) -> None:
     history = [user("What?")]
     known = served(chat, history, [*chat.encode("ok"), 0])
-    assert chat.continue_prompt(known, chat.render([*history, assistant("ok"), user("x")])) is None
+    assert continued(chat, known, chat.render([*history, assistant("ok"), user("x")])) is None
 
 
 def test_an_end_token_that_swallows_what_follows(tmp_path: Path) -> None:
@@ -373,14 +378,14 @@ def test_an_end_token_that_swallows_what_follows(tmp_path: Path) -> None:
     rendered = swallowing.render([*history, assistant("ok"), user("x")])
     assert len(swallowing.encode(f"{END}\n\n")) == 1
     known = served(swallowing, history, [*swallowing.encode("ok"), EOS_ID])
-    assert swallowing.continue_prompt(known, rendered) == swallowing.encode(rendered)
+    assert continued(swallowing, known, rendered) == swallowing.encode(rendered)
 
 
 def test_empty_reply(chat: ChatTokenizer) -> None:
     history = [user("What?")]
     for output in ([EOS_ID], []):
         known = served(chat, history, output)
-        ids = chat.continue_prompt(known, chat.render([*history, assistant(""), user("x")]))
+        ids = continued(chat, known, chat.render([*history, assistant(""), user("x")]))
         assert ids == chat.encode(chat.render([*history, assistant(""), user("x")]))
 
 
@@ -388,8 +393,8 @@ def test_a_meaning_of_ones_own(chat: ChatTokenizer) -> None:
     history = [user("What?")]
     known = served(chat, history, letters(chat, "OK"))
     rendered = chat.render([*history, assistant("ok"), user("x")])
-    assert chat.continue_prompt(known, rendered) is None
-    assert chat.continue_prompt(known, rendered, str.lower) is not None
+    assert continued(chat, known, rendered) is None
+    assert continued(chat, known, rendered, str.lower) is not None
 
 
 def test_two_hundred_turns_equal_the_engines_concatenation(chat: ChatTokenizer) -> None:
@@ -413,9 +418,9 @@ def test_two_hundred_turns_equal_the_engines_concatenation(chat: ChatTokenizer) 
         rendered = chat.render(messages)
         new = f"\n<|im_start|>user\n{question}{END}\n<|im_start|>assistant\n"
         held += output + chat.encode((END if truncated else "") + new)
-        continued = chat.continue_prompt(known, rendered)
-        assert continued is not None
-        prompt = continued
+        going_on = continued(chat, known, rendered)
+        assert going_on is not None
+        prompt = going_on
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.session.canonical import extend, read_history
+from openclaw_rl.session.readings import Readings
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.session.types import Placement, RequestView
 from tests.session.helpers import assistant, system, tool, user
@@ -270,3 +271,38 @@ def test_another_meaning_is_another_hash(words, at, other):
     changed = [*words[:at], other, *words[at + 1 :]]
     one, two = (read_history([user(w) for w in ws]).history_hash for ws in (words, changed))
     assert one != two
+
+
+MESSAGE = st.one_of(
+    st.builds(system, TEXT),
+    st.builds(user, TEXT),
+    st.just(TRANSIENT),
+    st.just(user("The previous attempt did not produce a user-visible answer.")),
+    st.builds(assistant, TEXT),
+    st.builds(lambda text, args: assistant(text, ("call_1", "f", args)), TEXT, TEXT),
+    st.builds(tool, st.sampled_from(["call_1", "call1"]), TEXT),
+)
+
+
+@given(st.lists(st.lists(MESSAGE, max_size=6), min_size=2, max_size=5), st.integers(0, 6))
+def test_reading_on_from_any_other_request_changes_nothing(parts, keep):
+    """Each request keeps some of the one before, and goes on otherwise."""
+    messages: list[dict[str, Any]] = []
+    before = None
+    for part in parts:
+        messages = [*messages[:keep], *part]
+        before = read_history(messages, before)
+        assert before == read_history(messages)
+        assert before.steps == read_history(messages).steps
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(MESSAGE, max_size=4)), max_size=12))
+def test_readings_stay_within_their_bounds(requests):
+    readings = Readings(max_chars=40, max_messages=6)
+    for name, messages in requests:
+        readings.put(("", False, name), read_history(messages))
+        assert readings.messages <= 6
+        assert readings.chars <= 40
+    for name in "abc":
+        readings.put(("", False, name), read_history([]))
+    assert (readings.chars, readings.messages) == (0, 0)
