@@ -36,15 +36,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             if flag is None:
                 continue
             notes = []
+            switch = isinstance(item.default, bool)
             if item.default != "" and "default" not in item.metadata["help"]:
-                notes.append(f"default {item.default}")
+                default = ("off", "on")[item.default] if switch else item.default
+                notes.append(f"default {default}")
             if item.metadata["env"]:
                 notes.append(f"environment {item.metadata['env']}")
             words = item.metadata["help"] + (f" ({', '.join(notes)})" if notes else "")
             group.add_argument(
                 flag,
                 dest=f"{section}.{item.name}",
-                metavar="|".join(item.metadata["choices"] or ()) or item.name.upper(),
+                metavar="|".join(item.metadata["choices"] or (("on", "off") if switch else ()))
+                or item.name.upper(),
                 default=None,
                 help=words.replace("%", "%%"),
             )
@@ -101,6 +104,12 @@ def _similar(word: str, known: typing.Iterable[str]) -> str:
 
 
 def _convert(raw: Any, kind: type, item: dataclasses.Field[Any], origin: str) -> Any:
+    if kind is bool:
+        if isinstance(raw, str):
+            raw = {"on": True, "true": True, "off": False, "false": False}.get(raw.lower())
+        if not isinstance(raw, bool):
+            raise ConfigError(f"{origin}: it is on or off")
+        return raw
     try:
         if isinstance(raw, bool) or not isinstance(raw, str | int | float):
             raise ValueError

@@ -67,7 +67,7 @@ def hook_args(config: Config) -> Namespace:
         opd_clip=train.opd_clip or None,
         opd_top_k=train.opd_top_k,
         opd_subset=train.opd_subset,
-        opd_tail=train.opd_tail == "on",
+        opd_tail=train.opd_tail,
         opd_hints=train.opd_hints,
         opd_hint_choice=train.opd_hint_choice,
         eps_clip=train.eps_clip,

@@ -268,11 +268,8 @@ class TrainConfig:
         flag="--opd-subset",
         choices=("student", "teacher", "overlap"),
     )
-    opd_tail: str = _setting(
-        "off",
-        "all other tokens together count as one more candidate",
-        flag="--opd-tail",
-        choices=("on", "off"),
+    opd_tail: bool = _setting(
+        False, "all other tokens together count as one more candidate", flag="--opd-tail"
     )
     opd_hints: int = _setting(
         1,

@@ -37,6 +37,8 @@ def test_the_top_k_form_is_one_switch():
     args = hook_args(config)
     assert (args.opd_top_k, args.opd_subset, args.opd_tail) == (4, "student", True)
     assert (args.opd_hints, args.opd_hint_choice) == (1, "sequence")
+    for words, tail in (("on", True), ("True", True), ("off", False), ("false", False)):
+        assert load_config(flags("--opd-tail", words), {}).train.opd_tail is tail
     config = load_config(flags("--opd-top-k", "4", "--method", "opd"), {})
     assert config.loss_path == "openclaw_rl.losses.topk_opd_loss"
     assert hook_args(load_config({}, {})).opd_top_k == 0
@@ -54,6 +56,7 @@ def test_the_top_k_form_is_one_switch():
         (("--opd-top-k", "65"), {}, "--opd-top-k: 65 is above 64"),
         (("--opd-hints", "4", "--opd-top-k", "4"), {}, "--opd-hints: 4 is above 3"),
         (("--opd-subset", "both"), {}, "--opd-subset: 'both' is none of student, teacher, overlap"),
+        (("--opd-tail", "maybe"), {}, "--opd-tail: it is on or off"),
         (("--opd-hints", "2"), {}, "--opd-hints above 1 needs --opd-top-k"),
         (("--opd-top-k", "4", "--method", "rl"), {}, "--opd-top-k distils from hints"),
         ((), {"OPENCLAW_RL_API_KEY": "a b"}, "OPENCLAW_RL_API_KEY must be printable"),
