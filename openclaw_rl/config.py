@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             notes = []
             switch = isinstance(item.default, bool)
             if item.default != "" and "default" not in item.metadata["help"]:
-                default = ("off", "on")[item.default] if switch else item.default
+                default = ("on" if item.default else "off") if switch else item.default
                 notes.append(f"default {default}")
             if item.metadata["env"]:
                 notes.append(f"environment {item.metadata['env']}")

@@ -1,9 +1,9 @@
 """From leased turns to samples: one sample a segment. Pure but for the reading it is handed.
 
 Guarantees: each turn's sampled tokens are in exactly one sample, unmasked, with the log-probs,
-reward, teacher values and versions of that turn; every other token is masked, and its values mean
-nothing. Nothing is padded, cut or tokenised again. A turn that does not line up is left out and
-named with its reason.
+reward, teacher values (and candidates) and versions of that turn; every other token is masked, and
+its values mean nothing. Nothing is padded, cut or tokenised again. A turn that does not line up is
+left out and named with its reason.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from openclaw_rl.journal.records import Lineage, Output
 from openclaw_rl.sample import Sample
 from openclaw_rl.session.segments import Segment, SegmentTurn, Span, build_segments
+from openclaw_rl.topk import NO_ID
 
 
 @dataclass(slots=True)
@@ -47,7 +49,10 @@ def build_samples(
             fitting[output.turn_id] = output
         else:
             built.misfits[output.turn_id] = reason
-    taught = any(_has_teacher(output) for output in fitting.values())
+    verdicts = [output.verdict for output in fitting.values() if output.verdict is not None]
+    taught = any(any(map(math.isfinite, v.teacher_log_probs or ())) for v in verdicts)
+    candidates = [v.teacher_topk for v in verdicts if v.teacher_topk is not None]
+    k = max((topk.width for topk in candidates), default=0)
     turns = [
         SegmentTurn(x.turn_id, x.parent_id, x.prompt_len, x.output_len, x.turn_id in fitting)
         for x in lineage
@@ -58,6 +63,8 @@ def build_samples(
         if members:
             index = first_index + len(built.samples)
             built.samples.append(_sample(tokens, members, fitting, taught, index))
+            if k:
+                built.samples[-1].metadata["topk"] = _topk(built.samples[-1], fitting, k)
             built.total += len(built.samples[-1].tokens)
     built.distinct = _distinct(turns)
     return built
@@ -72,6 +79,8 @@ def _misfit(output: Output) -> str | None:
     if not length == len(output.output_logprobs) == len(output.output_versions):
         return "misaligned"
     if verdict.teacher_log_probs is not None and len(verdict.teacher_log_probs) != length:
+        return "misaligned"
+    if verdict.teacher_topk is not None and len(verdict.teacher_topk.ids) != length:
         return "misaligned"
     return None
 
@@ -123,7 +132,7 @@ def _sample(
                 "start": start,
                 "end": end,
                 "reward": rewards[-1],
-                "has_teacher": _has_teacher(output),
+                "has_teacher": verdict.taught,
                 "versions": own_versions,
                 "created": output.created,
             }
@@ -146,10 +155,19 @@ def _sample(
     )
 
 
-def _has_teacher(output: Output) -> bool:
-    verdict = output.verdict
-    values = verdict.teacher_log_probs if verdict is not None else None
-    return values is not None and any(map(math.isfinite, values))
+def _topk(sample: Sample, outputs: dict[str, Output], k: int) -> dict[str, list[Any]]:
+    """The teacher's candidates of each response token, each turn's own; -1 and NaN elsewhere."""
+    ids = [[NO_ID] * k for _ in range(sample.response_length)]
+    log_probs = [[math.nan] * k for _ in range(sample.response_length)]
+    for turn in sample.metadata["turns"]:
+        verdict = outputs[turn["turn_id"]].verdict
+        if verdict is None or verdict.teacher_topk is None:
+            continue
+        topk = verdict.teacher_topk
+        rows = zip(topk.ids, topk.log_probs, strict=True)
+        for at, (own_ids, own) in enumerate(rows, turn["start"]):
+            ids[at][: len(own_ids)], log_probs[at][: len(own)] = own_ids, own
+    return {"ids": ids, "log_probs": log_probs}
 
 
 def _distinct(turns: Sequence[SegmentTurn]) -> int:

@@ -15,6 +15,7 @@ from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.journal import Journal, State, TurnRecord, Verdict
 from openclaw_rl.rollout import generate_rollout
 from openclaw_rl.sample import Sample
+from openclaw_rl.topk import TopK
 from tests.journal.build import chain, record
 
 USER = ({"role": "user", "content": "thanks"},)
@@ -198,6 +199,38 @@ def test_case_31_turns_with_and_without_a_teacher(journal: Journal, path: Path):
     assert [i for i, value in enumerate(values) if not math.isnan(value)] == [0, 2]
     assert all(map(math.isnan, alone.teacher_log_probs))
     assert [turn["has_teacher"] for turn in merged.metadata["turns"]] == [True, False]
+
+
+def test_merged_turns_keep_their_own_candidates_of_the_teacher(journal: Journal, path: Path):
+    nan = math.nan
+    first, bare, wide = chain(3)
+    narrow = TopK([[4, -1], [5, 6], [-1, -1]], [[-1.0, nan], [-0.5, -2.0], [nan, nan]])
+    broad = TopK([[7, 8, 9]] * 3, [[-0.25, -0.5, -4.0]] * 3)
+    judged(journal, first, score=None, teacher_topk=narrow)
+    judged(journal, bare)
+    judged(journal, wide, teacher_log_probs=[-1.0] * 3, teacher_topk=broad)
+    judged(journal, record("alone", session_id="s2"))
+    samples = samples_of(generate_rollout(arguments(path, 4), 0, None))
+    merged, alone = sorted(samples, key=lambda sample: -len(sample.tokens))
+    ids, values = (merged.metadata["topk"][name] for name in ("ids", "log_probs"))
+    assert len(ids) == len(values) == merged.response_length
+    assert {len(row) for row in (*ids, *values)} == {3}
+    spans = [slice(turn["start"], turn["end"]) for turn in merged.metadata["turns"]]
+    assert ids[spans[0]] == [[4, -1, -1], [5, 6, -1], [-1, -1, -1]]
+    assert [[v for v in row if v == v] for row in values[spans[0]]] == [[-1.0], [-0.5, -2.0], []]
+    assert ids[spans[2]] == broad.ids
+    assert values[spans[2]] == broad.log_probs
+    outside = [row for at, row in enumerate(ids) if not any(s.start <= at < s.stop for s in spans)]
+    assert {token for row in (*outside, *ids[spans[1]]) for token in row} == {-1}
+    # All samples of a batch have them, or none.
+    assert alone.metadata["topk"]["ids"] == [[-1] * 3] * alone.response_length
+    assert [turn["has_teacher"] for turn in merged.metadata["turns"]] == [True, False, True]
+
+
+def test_without_candidates_a_sample_has_none(journal: Journal, path: Path):
+    judged(journal, record("a"), teacher_log_probs=[-1.0, -1.0, -1.0])
+    [sample] = samples_of(generate_rollout(arguments(path, 1), 0, None))
+    assert "topk" not in sample.metadata
 
 
 def test_case_32_one_session_is_capped_and_the_progress_line_says_so(
