@@ -29,7 +29,7 @@ setup(
     extras_require={
         "local": LOCAL,
         "quickstart": [*LOCAL, *QUICKSTART, "gguf>=0.10"],
-        "dev": [*LOCAL, *QUICKSTART, *DEV, "gguf>=0.10"],
+        "dev": [*LOCAL, *QUICKSTART, *DEV, "anthropic>=0.80", "gguf>=0.10"],
     },
     entry_points={"console_scripts": ["openclaw-rl=openclaw_rl.cli:main"]},
 )

@@ -24,11 +24,14 @@ from openclaw_rl.gateway.failures import error_response, http_log, to_wire
 from openclaw_rl.gateway.feedback import parse_feedback
 from openclaw_rl.gateway.health import fates_body, fates_gauges, warnings
 from openclaw_rl.gateway.parts import Parts, open_parts
-from openclaw_rl.gateway.replies import StreamSink, WholeSink
+from openclaw_rl.gateway.replies import StreamSink, Way, WholeSink
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.turn import OpenTurn
-from openclaw_rl.wire.chat import parse_chat_request
+from openclaw_rl.wire.anthropic import parse_count_request
+from openclaw_rl.wire.anthropic_reply import MESSAGES
+from openclaw_rl.wire.dialect import Dialect
 from openclaw_rl.wire.errors import WireError, unauthorized
+from openclaw_rl.wire.stream import CHAT
 
 log = logging.getLogger("openclaw_rl.gateway")
 
@@ -52,6 +55,8 @@ def make_app(settings: GatewaySettings) -> web.Application:
     app[AUTH] = Auth(settings.api_key)
     app.cleanup_ctx.append(_parts)
     app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_post("/v1/messages", messages)
+    app.router.add_post("/v1/messages/count_tokens", count_tokens)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name:.+}", model)
     app.router.add_post("/v1/feedback", feedback)
@@ -125,9 +130,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         status = 499
         raise
     except Exception as error:
-        wire = to_wire(error)
-        status = wire.status
-        response = error_response(wire)
+        response = error_response(to_wire(error), _dialect(request))
+        status = response.status
         if isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = error.headers["Allow"]
         return response
@@ -159,27 +163,45 @@ async def _parts(app: web.Application) -> AsyncIterator[None]:
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """OpenAI's Chat Completions, streamed or not."""
+    return await _reply(request, CHAT)
+
+
+async def messages(request: web.Request) -> web.StreamResponse:
+    """Anthropic's Messages, streamed or not."""
+    return await _reply(request, MESSAGES)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    """How many tokens the prompt of a Messages request has."""
     parts = request.app[PARTS]
     with parts.inflight.slot():
         body = await request.read()
-        chat = parse_chat_request(body)
+        chat = parse_count_request(body)
+        count = await parts.gateway.count(chat, request[CALLER], _headers(request), len(body))
+        return web.json_response({"input_tokens": count})
+
+
+async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    parts = request.app[PARTS]
+    with parts.inflight.slot():
+        body = await request.read()
+        chat = dialect.parse(body)
         if chat.ignored:
             log.info("ignored keys: %s", ", ".join(ascii(name[:40]) for name in chat.ignored[:20]))
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        turn = await parts.gateway.begin(chat, request[CALLER], headers, len(body))
+        turn = await parts.gateway.begin(chat, request[CALLER], _headers(request), len(body))
+        way = Way(dialect, parts.settings.served_name, parts.tokenizer.decode)
         if chat.stream:
-            return await _stream(request, parts, turn)
-        sink = WholeSink(turn, parts.settings.served_name, parts.tokenizer.decode)
+            return await _stream(request, parts, turn, way)
+        sink = WholeSink(turn, way)
         with parts.waiting() as on_wait:
             await parts.gateway.run(turn, sink, on_wait)
         return sink.response()
 
 
-async def _stream(request: web.Request, parts: Parts, turn: OpenTurn) -> web.StreamResponse:
-    settings = parts.settings
-    sink = StreamSink(
-        request, turn, settings.served_name, settings.keepalive_seconds, parts.tokenizer.decode
-    )
+async def _stream(
+    request: web.Request, parts: Parts, turn: OpenTurn, way: Way
+) -> web.StreamResponse:
+    sink = StreamSink(request, turn, way, parts.settings.keepalive_seconds)
     keep_alive = asyncio.ensure_future(sink.keep_alive())
     error: Exception | None = None
     try:
@@ -200,9 +222,11 @@ async def _stream(request: web.Request, parts: Parts, turn: OpenTurn) -> web.Str
 
 
 async def models(request: web.Request) -> web.Response:
-    """The one model that is served."""
+    """The one model that is served, in a form that both SDKs read."""
     entry = _model(request.app[SETTINGS])
-    return web.json_response({"object": "list", "data": [entry]})
+    name = entry["id"]
+    page = {"has_more": False, "first_id": name, "last_id": name}
+    return web.json_response({"object": "list", "data": [entry], **page})
 
 
 async def model(request: web.Request) -> web.Response:
@@ -267,4 +291,24 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 def _model(settings: GatewaySettings) -> dict[str, object]:
-    return {"id": settings.served_name, "object": "model", "created": 0, "owned_by": "openclaw-rl"}
+    """One model with the keys of both APIs. When it was made is not known: the epoch."""
+    return {
+        "id": settings.served_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "openclaw-rl",
+        "type": "model",
+        "display_name": settings.served_name,
+        "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+    }
+
+
+def _headers(request: web.Request) -> dict[str, str]:
+    return {name.lower(): value for name, value in request.headers.items()}
+
+
+def _dialect(request: web.Request) -> Dialect:
+    """In whose words an error is told: Anthropic's on its routes and to its clients."""
+    own = request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+    return MESSAGES if own else CHAT

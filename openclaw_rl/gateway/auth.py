@@ -40,23 +40,25 @@ class Auth:
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
         """The caller, or None where the key is missing or wrong. Header names are looked up as
         given, so pass a case-insensitive mapping."""
-        token = _token(headers).encode("utf-8", "surrogateescape")
+        tokens = _tokens(headers)
         if self._digest is None or self._length is None:
+            token = tokens[0] if tokens else b""
             key, _, session = token.partition(b":")
             return Caller(_owner(key), _session(session), anybody=not token)
-        # A configured key may itself contain colons: cut by its length, not at the first colon.
-        key, rest = token[: self._length], token[self._length :]
-        right = hmac.compare_digest(_digest(key), self._digest)
-        if not right or (rest and not rest.startswith(b":")):
-            return None
-        return Caller(_owner(key), _session(rest[1:]))
+        for token in tokens:
+            # A configured key may itself contain colons: cut by its length, not at the first one.
+            key, rest = token[: self._length], token[self._length :]
+            right = hmac.compare_digest(_digest(key), self._digest)
+            if right and (not rest or rest.startswith(b":")):
+                return Caller(_owner(key), _session(rest[1:]))
+        return None
 
 
-def _token(headers: Mapping[str, str]) -> str:
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return headers.get("x-api-key", "").strip()
+def _tokens(headers: Mapping[str, str]) -> list[bytes]:
+    """What was sent as a key. Clients of Anthropic's API may send two, one of them a stale one."""
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+    sent = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+    return [one.strip().encode("utf-8", "surrogateescape") for one in sent if one.strip()]
 
 
 def _digest(key: bytes) -> bytes:

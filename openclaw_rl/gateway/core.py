@@ -25,6 +25,7 @@ from openclaw_rl.gateway.feedback import Feedback
 from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
+from openclaw_rl.gateway.recent import RecentIds
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings
@@ -33,9 +34,9 @@ from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.session.types import NextState, NodeState, Placement, RequestView
-from openclaw_rl.wire.chat import ChatRequest
 from openclaw_rl.wire.errors import WireError, prompt_too_long
 from openclaw_rl.wire.reply import END_THINK, ReplyEvent, ReplyParser
+from openclaw_rl.wire.request import ChatRequest
 
 log = logging.getLogger("openclaw_rl.gateway")
 
@@ -49,23 +50,6 @@ class Sink(Protocol):
 
 class ClientGone(Exception):
     """The client closed its connection."""
-
-
-class RecentIds:
-    """A set of turn ids that forgets the oldest beyond `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._ids: OrderedDict[str | None, None] = OrderedDict()
-
-    def add(self, turn_id: str) -> None:
-        """Remember an id."""
-        self._ids[turn_id] = None
-        if len(self._ids) > self._limit:
-            self._ids.popitem(last=False)
-
-    def __contains__(self, turn_id: str | None) -> bool:
-        return turn_id in self._ids
 
 
 class Gateway:
@@ -116,18 +100,7 @@ class Gateway:
         """
         started = time.perf_counter()
         now = self._clock()
-        placement = self._tracker.place(
-            RequestView(
-                messages=request.messages,
-                headers=headers,
-                owner=caller.owner,
-                hints=request.hints,
-                key_session=caller.key_session,
-                has_tools=bool(request.tools),
-            ),
-            now,
-        )
-        placement = self._without_lost_parent(placement)
+        placement = self._place(request, caller, headers, now)
         if placement.kind == "main" and placement.next_state is not None:
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
             self._continued.add(placement.next_state.turn_id)
@@ -166,6 +139,13 @@ class Gateway:
         self._metrics.observe("prepare", turn.prepare_seconds)
         self._metrics.count("identity", source=placement.source)
         return turn
+
+    async def count(
+        self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], size: int
+    ) -> int:
+        """How many tokens the prompt of this request would have. Nothing is recorded."""
+        placement = self._place(request, caller, headers, self._clock())
+        return len((await self._prompts.build(request, placement, size)).ids)
 
     async def run(self, turn: OpenTurn, sink: Sink, on_wait: OnWait | None = None) -> None:
         """Let the engine reply into `sink`, then record the turn.
@@ -225,6 +205,19 @@ class Gateway:
             await asyncio.wait(self._tasks)
 
     # -- parts ---------------------------------------------------------------------------------
+
+    def _place(
+        self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], now: float
+    ) -> Placement:
+        view = RequestView(
+            messages=request.messages,
+            headers=headers,
+            owner=caller.owner,
+            hints=request.hints,
+            key_session=caller.key_session,
+            has_tools=bool(request.tools),
+        )
+        return self._without_lost_parent(self._tracker.place(view, now))
 
     async def _generate(self, turn: OpenTurn, sink: Sink, on_wait: OnWait | None) -> None:
         deltas = self._engine.generate(

@@ -1,4 +1,4 @@
-"""One table from everything that can go wrong to what a client is told: OpenAI error objects.
+"""One table from everything that can go wrong to what a client is told, in its own dialect.
 
 Nothing here repeats conversation text into a log; an unexpected exception is logged by type and
 place only, because its message may hold some.
@@ -20,10 +20,10 @@ from openclaw_rl.errors import (
     JournalError,
 )
 from openclaw_rl.gateway.limits import TooManyRequests
+from openclaw_rl.wire.dialect import Dialect
 from openclaw_rl.wire.errors import (
     WireError,
     body_too_large,
-    error_body,
     internal,
     invalid,
     prompt_too_long,
@@ -86,14 +86,14 @@ def to_wire(error: Exception) -> WireError:
     return internal()
 
 
-def error_response(error: WireError) -> web.Response:
-    """A plain response with the error object."""
+def error_response(error: WireError, dialect: Dialect) -> web.Response:
+    """A plain response with the error object of `dialect`."""
     headers = {"Retry-After": RETRY_AFTER[error.status]} if error.status in RETRY_AFTER else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(
-        status=error.status,
-        body=json.dumps(error_body(error)).encode(),
+        status=dialect.error_status(error),
+        body=json.dumps(dialect.error_body(error)).encode(),
         content_type="application/json",
         headers=headers,
     )
@@ -107,7 +107,8 @@ def _limit(error: web.HTTPRequestEntityTooLarge) -> int:
 
 def _http(error: web.HTTPException) -> WireError:
     words = {
-        404: "there is no such route; the API is at /v1 (POST /v1/chat/completions)",
+        404: "there is no such route; the API is at /v1 (POST /v1/chat/completions, "
+        "POST /v1/messages)",
         405: "this route does not take this method",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status)

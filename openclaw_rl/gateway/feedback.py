@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.session.types import Message
-from openclaw_rl.wire.chat import read_object
 from openclaw_rl.wire.errors import invalid
+from openclaw_rl.wire.request import read_object
 
-COMPLETION_PREFIX = "chatcmpl-"
+REPLY_PREFIXES = ("chatcmpl-", "msg_")
+"""What stands before the turn's id in the id of a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ def parse_feedback(body: bytes) -> Feedback:
     if score is None and thumb is None and text is None:
         raise invalid(None, "give at least one of score, thumb and text")
     if turn_id is not None:
-        turn_id = turn_id.removeprefix(COMPLETION_PREFIX)
+        for prefix in REPLY_PREFIXES:
+            turn_id = turn_id.removeprefix(prefix)
     message = {"role": "feedback", "thumb": thumb, "score": score, "content": text or ""}
     return Feedback(turn_id, session_id, message)
 

@@ -21,8 +21,8 @@ from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.turn import Prompt
 from openclaw_rl.journal.records import Turn
 from openclaw_rl.session.types import Message, Placement
-from openclaw_rl.wire.chat import ChatRequest
 from openclaw_rl.wire.reply import THINK
+from openclaw_rl.wire.request import ChatRequest
 
 T = TypeVar("T")
 

@@ -7,9 +7,11 @@ is never silent for longer than the keep-alive time, also while the engine is aw
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NoReturn
 from urllib.parse import quote
 
 from aiohttp import web
@@ -17,23 +19,50 @@ from aiohttp import web
 from openclaw_rl.engine.types import Delta
 from openclaw_rl.gateway.core import ClientGone
 from openclaw_rl.gateway.turn import OpenTurn
+from openclaw_rl.wire.dialect import Dialect, Head, TokenLogprob, WholeReply
 from openclaw_rl.wire.errors import WireError
 from openclaw_rl.wire.reply import ReplyEvent
-from openclaw_rl.wire.stream import ChatStream, TokenLogprob, chat_completion, usage_body
 
 Decode = Callable[[list[int]], str]
 _PRINTABLE = "".join(map(chr, range(33, 127))).replace("%", "")
 
 
-def completion_id(turn: OpenTurn) -> str:
-    """The id that the client sees; it carries the turn's id, so that feedback can name it."""
-    return f"chatcmpl-{turn.turn_id}"
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one reply goes to its client: the dialect, the served name, the tokenizer's `decode`."""
+
+    dialect: Dialect
+    model: str
+    decode: Decode
+
+    def head(self, turn: OpenTurn) -> Head:
+        """What the reply says about itself."""
+        return Head(turn.turn_id, self.model, int(turn.created), turn.request)
+
+    def headers(self, turn: OpenTurn) -> dict[str, str]:
+        """Names of turn and session. A session id may be any text, a header may not."""
+        session_id = quote(turn.placement.session_id, safe=_PRINTABLE)
+        own = {self.dialect.id_header: f"req_{turn.turn_id}"} if self.dialect.id_header else {}
+        return {"X-Turn-Id": turn.turn_id, "X-Session-Id": session_id, **own}
 
 
-def reply_headers(turn: OpenTurn) -> dict[str, str]:
-    """Names of turn and session. A session id may be any text, a header may not."""
-    session_id = quote(turn.placement.session_id, safe=_PRINTABLE)
-    return {"X-Turn-Id": turn.turn_id, "X-Session-Id": session_id}
+async def pace(
+    due: Callable[[], float],
+    send: Callable[[], Awaitable[object]],
+    *,
+    clock: Callable[[], float],
+    sleep: Callable[[float], Awaitable[object]],
+) -> NoReturn:
+    """Call `send` whenever `due()` has come, for ever; both `due` and `clock` are in seconds.
+
+    `due` is asked again after each sleep: what was sent meanwhile puts it off.
+    """
+    while True:
+        rest = due() - clock()
+        if rest > 0:
+            await sleep(rest)
+        else:
+            await send()
 
 
 class StreamSink:
@@ -44,17 +73,14 @@ class StreamSink:
         self,
         http: web.Request,
         turn: OpenTurn,
-        model: str,
+        way: Way,
         keepalive_seconds: float,
-        decode: Decode,
     ) -> None:
         self._http = http
         self._turn = turn
+        self._way = way
         self._keepalive_seconds = keepalive_seconds
-        self._decode = decode
-        self._stream = ChatStream(
-            completion_id(turn), model, int(turn.created), turn.request.include_usage
-        )
+        self._stream = way.dialect.stream(way.head(turn))
         self._last_write = asyncio.get_running_loop().time()
         self._starting = asyncio.Lock()
         self.response: web.StreamResponse | None = None
@@ -63,7 +89,7 @@ class StreamSink:
         """Send what became visible, in one write."""
         tokens = None
         if self._turn.request.logprobs:
-            tokens = token_logprobs(delta, self._decode, self._turn.request.top_logprobs)
+            tokens = token_logprobs(delta, self._way.decode, self._turn.request.top_logprobs)
         data = b""
         for event in events:
             data += self._stream.event(event, tokens)
@@ -74,34 +100,30 @@ class StreamSink:
             await self._send(data)
 
     async def finish(self) -> web.StreamResponse:
-        """Send the finish reason, the usage if asked for, and the end."""
-        turn = self._turn
-        data = self._stream.finish(turn.finish_reason) + self._stream.usage(*usage_counts(turn))
-        return await self._end(data + self._stream.done())
+        """Send the end: how the reply ended, and the counts."""
+        return await self._end(self._stream.end(self._turn.ending))
 
     async def fail(self, error: WireError) -> web.StreamResponse:
         """End a stream that has begun with an error event."""
-        return await self._end(self._stream.error(error) + self._stream.done())
+        return await self._end(self._stream.fail(error))
 
     async def keep_alive(self) -> None:
         """Runs beside the reply until cancelled."""
         clock = asyncio.get_running_loop().time
-        while True:
-            rest = self._last_write + self._keepalive_seconds - clock()
-            if rest > 0:
-                await asyncio.sleep(rest)
-                continue
-            try:
-                await self._send(self._stream.keepalive())
-            except ClientGone:
-                return  # the reply's own task finds out by itself
+        with contextlib.suppress(ClientGone):  # the reply's own task finds out by itself
+            await pace(
+                lambda: self._last_write + self._keepalive_seconds,
+                lambda: self._send(self._stream.keepalive()),
+                clock=clock,
+                sleep=asyncio.sleep,
+            )
 
     async def _send(self, data: bytes) -> None:
         self._last_write = asyncio.get_running_loop().time()
         try:
             async with self._starting:  # the keep-alive and the first token may come together
                 if self.response is None:
-                    data = self._stream.start() + data
+                    data = self._stream.start(self._turn.usage) + data
                     self.response = self._new_response()
                     await self.response.prepare(self._http)
             if data:
@@ -115,7 +137,7 @@ class StreamSink:
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",  # reverse proxies would hold back tokens
-                **reply_headers(self._turn),
+                **self._way.headers(self._turn),
             }
         )
 
@@ -132,45 +154,30 @@ class StreamSink:
 class WholeSink:
     """Collects one reply and answers in one piece."""
 
-    def __init__(self, turn: OpenTurn, model: str, decode: Decode) -> None:
+    def __init__(self, turn: OpenTurn, way: Way) -> None:
         self._turn = turn
-        self._model = model
-        self._decode = decode
+        self._way = way
+        self._events: list[ReplyEvent] = []
         self._logprobs: list[TokenLogprob] = []
 
     async def show(self, events: list[ReplyEvent], delta: Delta) -> None:
-        """The events are in the turn's own parser; only asked-for log-probs are kept here."""
+        """Keep what the reply will be made of."""
+        self._events += events
         if self._turn.request.logprobs:
             shown = self._turn.request.top_logprobs
-            self._logprobs += token_logprobs(delta, self._decode, shown)
+            self._logprobs += token_logprobs(delta, self._way.decode, shown)
 
     def response(self) -> web.Response:
         """The complete reply."""
         turn = self._turn
-        body: dict[str, Any] = chat_completion(
-            completion_id(turn),
-            self._model,
-            int(turn.created),
-            turn.parser.message(),
-            turn.finish_reason,
-            usage_body(*usage_counts(turn)),
-            self._logprobs if turn.request.logprobs else None,
-        )
+        logprobs = self._logprobs if turn.request.logprobs else None
+        reply = WholeReply(turn.parser.message(), self._events, logprobs)
+        body = self._way.dialect.whole(self._way.head(turn), reply, turn.ending)
         return web.Response(
             body=json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"),
             content_type="application/json",
-            headers=reply_headers(turn),
+            headers=self._way.headers(turn),
         )
-
-
-def usage_counts(turn: OpenTurn) -> tuple[int, int, int, int]:
-    """Prompt, completion, cached and reasoning tokens."""
-    return (
-        len(turn.prompt.ids),
-        len(turn.output_ids),
-        turn.cached_tokens,
-        turn.reasoning_tokens,
-    )
 
 
 def token_logprobs(delta: Delta, decode: Decode, shown: int) -> list[TokenLogprob]:

@@ -10,23 +10,24 @@ from collections.abc import Sequence
 
 
 class StopCut:
-    """Feed text in pieces, get what may be shown. `stopped` tells that a stop string was met."""
+    """Feed text in pieces, get what may be shown. `matched` is the stop string that was met."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.stopped = False
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """The part of all text so far that is new and certain to come before any stop string."""
         if not self._stops:
             return text
-        if self.stopped:
+        if self.matched is not None:
             return ""
         held = self._held + text
-        found = min((at for stop in self._stops if (at := held.find(stop)) >= 0), default=-1)
-        if found >= 0:
-            self.stopped, self._held = True, ""
+        met = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if met:
+            found, self.matched = min(met, key=lambda one: one[0])
+            self._held = ""
             return held[:found]
         keep = max(_overlap(held, stop) for stop in self._stops)
         self._held = held[len(held) - keep :]

@@ -9,15 +9,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from openclaw_rl.engine.text import TextStream
 from openclaw_rl.engine.types import Candidates, Delta, Finish
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.session.types import Message, Placement
 from openclaw_rl.topk import TopK
-from openclaw_rl.wire.chat import ChatRequest
+from openclaw_rl.wire.dialect import Ending, Usage
 from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
+from openclaw_rl.wire.request import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,35 @@ class OpenTurn:
         return events
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
         """OpenAI's word for the end of the reply."""
         if self.finish is not None and self.finish.type == "length":
             return "length"
         return "tool_calls" if self.tool_calls else "stop"
+
+    @property
+    def usage(self) -> Usage:
+        """The true counts so far."""
+        return Usage(
+            len(self.prompt.ids),
+            len(self.output_ids),
+            min(self.cached_tokens, len(self.prompt.ids)),
+            self.reasoning_tokens if self.finish is not None else 0,
+        )
+
+    @property
+    def ending(self) -> Ending:
+        """How the finished reply ended, for any dialect."""
+        matched = self.stops.matched
+        if matched is None and self.finish and self.finish.matched in stop_strings(self.sampling):
+            matched = str(self.finish.matched)
+        asked = self.request.max_tokens
+        return Ending(
+            reason=self.finish_reason,
+            usage=self.usage,
+            stop_sequence=matched,
+            context_full=asked is not None and self.sampling["max_new_tokens"] < asked,
+        )
 
     @property
     def reasoning_tokens(self) -> int:

@@ -6,6 +6,7 @@ each compaction) names the session `UUID`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,9 @@ HEADERS = (
 most clients send another one with each request."""
 
 METADATA = ("session_id", "sessionId", "conversation_id", "thread_id")
+
+_CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})\Z")
+"""How older releases of Claude Code end `metadata.user_id`; newer ones put JSON there."""
 
 _PLACEHOLDERS = frozenset(("", "unknown", "undefined", "null", "none"))
 _COUNTED = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}):\d+\Z")
@@ -47,9 +51,15 @@ def identify(view: RequestView) -> Identity | None:
             found = _name(metadata.get(name))
             if found:
                 return Identity(found, f"body:metadata.{name}")
-    found = _name(hints.get("user"))
-    if found:
-        return Identity(found, "body:user")
+        found = _name(_session_in(metadata.get("user_id")))
+        if found:
+            return Identity(found, "body:metadata.user_id")
+    else:
+        metadata = {}
+    for user in (hints.get("user"), metadata.get("user_id")):
+        found = _name(user)
+        if found:
+            return Identity(found, "body:user")
     found = _name(view.key_session)
     if found:
         return Identity(found, "key")
@@ -65,6 +75,20 @@ def is_conversation(source: str) -> bool:
     """Whether the name is that of one conversation. `user` names a person, who may say the same
     thing in several conversations."""
     return is_named(source) and source != "body:user"
+
+
+def _session_in(user_id: Any) -> Any:
+    """The session that Claude Code puts into `metadata.user_id`, if it is one of its."""
+    if not isinstance(user_id, str) or len(user_id) > _LONGEST:
+        return None
+    if user_id.startswith("{"):
+        try:
+            value = json.loads(user_id)
+        except (ValueError, RecursionError):
+            return None
+        return value.get("session_id") if isinstance(value, dict) else None
+    found = _CLAUDE_CODE.search(user_id)
+    return found.group(1) if found else None
 
 
 def _name(value: Any) -> str | None:

@@ -13,6 +13,7 @@ _LINE = r"^(?:\[[^\]\n]{1,60}\]\s*)?"
 _SYSTEM_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("compaction", re.compile(r"^You are a context summarization assistant", re.M)),
     ("btw", re.compile(r"^You are answering an ephemeral /btw side question", re.M)),
+    ("title", re.compile(r"^You are naming a coding session", re.M)),
 )
 _USER_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("btw", re.compile(r"^<btw_side_question>", re.M)),
@@ -21,8 +22,18 @@ _USER_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("greeting", re.compile(_LINE + r"A new session was started via /new or /reset", re.M)),
     ("heartbeat", re.compile(_LINE + r"Read HEARTBEAT\.md if it exists", re.M)),
     ("chat-ui-task", re.compile(r"\A### Task:\n.*<chat_history>", re.S)),
+    ("compaction", re.compile(r"\ACRITICAL: Respond with TEXT ONLY\.")),
+    ("compaction", re.compile(r"^Your task is to create a detailed summary of the conver", re.M)),
+    ("btw", re.compile(r"^<system-reminder>This is a side question from the user", re.M)),
+    ("suggestion", re.compile(r"^\[SUGGESTION MODE:", re.M)),
+    ("recap", re.compile(r"^The user stepped away and is coming back\.", re.M)),
+    ("memory", re.compile(r"^You are now acting as the memory extraction subagent", re.M)),
 )
-"""The words of OpenClaw's own housekeeping (and of chat interfaces that name and tag chats)."""
+"""The words of OpenClaw's and Claude Code's own housekeeping, and of chat interfaces that name and
+tag chats."""
+
+_ALWAYS_WITH_TOOLS = ("claude-cli/",)
+"""Programs whose turns have tools: what they ask without any is a title, a probe, a summary."""
 
 
 def named_kind(headers: Mapping[str, str]) -> Kind | None:
@@ -31,6 +42,11 @@ def named_kind(headers: Mapping[str, str]) -> Kind | None:
     if value in ("", "unknown", "undefined", "null", "none"):
         return None
     return "main" if value == "main" else "side"
+
+
+def toolless(headers: Mapping[str, str], has_tools: bool) -> bool:
+    """Whether this is a request without tools of a program whose turns have some."""
+    return not has_tools and headers.get("user-agent", "").startswith(_ALWAYS_WITH_TOOLS)
 
 
 def side_pattern(messages: Sequence[Message], traces: Sequence[Trace]) -> str | None:

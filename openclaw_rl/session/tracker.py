@@ -27,7 +27,7 @@ from openclaw_rl.session.canonical import (
     without_internal,
 )
 from openclaw_rl.session.identity import identify, is_conversation, is_named
-from openclaw_rl.session.kind import last_user, named_kind, side_pattern
+from openclaw_rl.session.kind import last_user, named_kind, side_pattern, toolless
 from openclaw_rl.session.readings import Readings
 from openclaw_rl.session.tree import Node, Tree
 from openclaw_rl.session.types import (
@@ -242,6 +242,8 @@ class Tracker:
         pattern = side_pattern(view.messages, history.traces)
         if pattern is not None:
             return "side", f"pattern:{pattern}"
+        if toolless(view.headers, view.has_tools):
+            return "side", "no tools in a program with tools"
         if parent is not None and parent.kind == "main":
             return "main", "extends"
         if last_user(view.messages, history.traces) is None:

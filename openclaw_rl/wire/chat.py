@@ -7,52 +7,41 @@ calls) is refused by name; what only bends sampling, speed or bookkeeping is lis
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.wire.errors import invalid, unsupported
 from openclaw_rl.wire.messages import parse_messages
+from openclaw_rl.wire.request import ChatRequest, check_types, flag, given_keys, obj, read_object
+from openclaw_rl.wire.request import text as text_at
 from openclaw_rl.wire.sampling import parse_sampling, positive_int
 
-_TAKEN = {
+TAKEN = {
     "model", "messages", "tools", "tool_choice", "stream", "stream_options", "max_tokens",
     "max_completion_tokens", "chat_template_kwargs", "prompt_cache_key", "user", "metadata",
     "logprobs", "top_logprobs", "n", "response_format", "modalities", "audio", "functions",
     "function_call", "parallel_tool_calls",
 }  # fmt: skip
+"""Keys that mean something here, be it a refusal."""
 
-_SHAPES = (
+IGNORED: dict[str, type] = {
+    "seed": int,
+    "store": bool,
+    "logit_bias": dict,
+    "reasoning_effort": str,
+    "verbosity": str,
+    "service_tier": str,
+    "prediction": dict,
+    "safety_identifier": str,
+    "prompt_cache_retention": str,
+}
+"""Keys of the OpenAI API without effect, and their types."""
+
+SHAPES = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
     "json_schema", "regex", "ebnf", "structural_tag", "web_search_options",
 )  # fmt: skip
 """Keys of vLLM, SGLang and OpenAI that would bind the reply to a form or a source."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A valid request, normalised.
-
-    `messages`: roles system, user, assistant, tool (developer became system); text parts joined by
-    newlines into a str; `content` None only for assistants; arguments of tool calls as JSON text.
-    `tools` is empty where `tool_choice` is "none". `max_tokens` None means: whatever fits.
-    `sampling` holds only what was given. `ignored` names given keys without effect.
-    """
-
-    model: str | None
-    messages: tuple[dict[str, Any], ...]
-    tools: tuple[dict[str, Any], ...]
-    tool_choice: Any
-    stream: bool
-    include_usage: bool
-    max_tokens: int | None
-    sampling: dict[str, Any]
-    template_kwargs: dict[str, Any]
-    hints: dict[str, Any]
-    logprobs: bool
-    top_logprobs: int
-    ignored: tuple[str, ...]
 
 
 def parse_chat_request(body: bytes, *, image_ok: bool = False) -> ChatRequest:
@@ -61,64 +50,37 @@ def parse_chat_request(body: bytes, *, image_ok: bool = False) -> ChatRequest:
     Without `image_ok` image parts are refused; with it, content with images stays a list of parts.
     """
     data = read_object(body)
-    given = {key: value for key, value in data.items() if value is not None}
+    given = given_keys(data)
     _refuse_shapes(given)
+    check_types(given, IGNORED)
     sampling, known = parse_sampling(given)
     messages = parse_messages(data.get("messages"), image_ok=image_ok)
     tools, choice = _tools(given)
     logprobs, top_logprobs = _logprobs(given)
-    ignored = [key for key in given if key not in _TAKEN and key not in known]
-    if given.get("parallel_tool_calls") is False:
-        ignored.append("parallel_tool_calls")
     limits = [positive_int(given, key) for key in ("max_completion_tokens", "max_tokens")]
-    options = _object(given, "stream_options")
+    options = obj(given, "stream_options")
+    ignored = [key for key in given if key not in TAKEN and key not in known]
+    if not flag(given, "parallel_tool_calls", default=True):
+        ignored.append("parallel_tool_calls")
+    if flag(options, "include_obfuscation", "stream_options."):
+        ignored.append("stream_options.include_obfuscation")
+    if any(tool["function"].get("strict") for tool in tools):
+        ignored.append("tools.function.strict")
     return ChatRequest(
-        model=_text(given, "model"),
+        model=text_at(given, "model"),
         messages=messages,
         tools=tools,
         tool_choice=choice,
-        stream=_flag(given, "stream"),
-        include_usage=_flag(options, "include_usage", "stream_options."),
+        stream=flag(given, "stream"),
+        include_usage=flag(options, "include_usage", "stream_options."),
         max_tokens=limits[0] if limits[0] is not None else limits[1],
         sampling=sampling,
-        template_kwargs=_object(given, "chat_template_kwargs"),
+        template_kwargs=obj(given, "chat_template_kwargs"),
         hints=_hints(given),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         ignored=tuple(sorted(ignored)),
     )
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`, its texts whole Unicode; `WireError` 400 for anything else."""
-    try:
-        data: Any = json.loads(body.decode("utf-8-sig"))
-        if b"\\ud" in body or b"\\uD" in body:
-            data = _whole_characters(data)
-    except UnicodeDecodeError:
-        raise invalid(None, "the body is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise invalid(
-            None, f"the body is not valid JSON (line {error.lineno}, column {error.colno})"
-        ) from None
-    except RecursionError:
-        raise invalid(None, "the body is nested too deeply") from None
-    except ValueError:
-        raise invalid(None, "the body is not valid JSON") from None
-    if not isinstance(data, dict):
-        raise invalid(None, "the body must be a JSON object")
-    return data
-
-
-def _whole_characters(value: Any) -> Any:
-    """JavaScript clients cut texts in the middle of a character; half of one has no UTF-8."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_whole_characters(item) for item in value]
-    if isinstance(value, dict):
-        return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
-    return value
 
 
 def _refuse_shapes(given: Mapping[str, Any]) -> None:
@@ -130,7 +92,7 @@ def _refuse_shapes(given: Mapping[str, Any]) -> None:
     if "audio" in given or given.get("modalities", ["text"]) != ["text"]:
         name = "audio" if "audio" in given else "modalities"
         raise unsupported(name, "only text replies are supported")
-    form = _object(given, "response_format")
+    form = obj(given, "response_format")
     if form and form.get("type") != "text":
         raise unsupported(
             "response_format", "only the type 'text' is supported; ask for JSON in the prompt"
@@ -138,7 +100,7 @@ def _refuse_shapes(given: Mapping[str, Any]) -> None:
     for key in ("functions", "function_call"):
         if given.get(key):
             raise unsupported(key, "superseded; use tools and tool_choice")
-    for key in _SHAPES:
+    for key in SHAPES:
         if key in given:
             raise unsupported(key, "constrained replies are not supported")
 
@@ -173,7 +135,7 @@ def _tools(given: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], Any]:
 
 
 def _logprobs(given: Mapping[str, Any]) -> tuple[bool, int]:
-    logprobs = _flag(given, "logprobs")
+    logprobs = flag(given, "logprobs")
     top = given.get("top_logprobs", 0)
     if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20:
         raise invalid("top_logprobs", "must be an integer from 0 to 20")
@@ -185,33 +147,10 @@ def _logprobs(given: Mapping[str, Any]) -> tuple[bool, int]:
 def _hints(given: Mapping[str, Any]) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for key in ("prompt_cache_key", "user"):
-        text = _text(given, key)
+        text = text_at(given, key)
         if text:
             hints[key] = text
-    metadata = _object(given, "metadata")
+    metadata = obj(given, "metadata")
     if metadata:
         hints["metadata"] = metadata
     return hints
-
-
-def _text(given: Mapping[str, Any], key: str) -> str | None:
-    value = given.get(key)
-    if value is not None and not isinstance(value, str):
-        raise invalid(key, "must be a string")
-    return value
-
-
-def _flag(given: Mapping[str, Any], key: str, prefix: str = "") -> bool:
-    value = given.get(key)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise invalid(prefix + key, "must be true or false")
-    return value
-
-
-def _object(given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = given.get(key, {})
-    if not isinstance(value, dict):
-        raise invalid(key, "must be an object")
-    return value

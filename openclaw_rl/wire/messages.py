@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openclaw_rl.wire.errors import invalid
+from openclaw_rl.wire.request import string as _string
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN_ROLES = ("system", "user", "assistant")
@@ -40,12 +41,17 @@ def _message(message: Any, where: str, image_ok: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid(where, "must be an object")
     role = message.get("role")
+    if role == "function":
+        raise invalid(f"{where}.role", "'function' is superseded; use 'tool' and tool_call_id")
     if role not in _ROLES:
         raise invalid(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
     if role == "developer":
         role = "system"
     result: dict[str, Any] = {"role": role}
-    result["content"] = _content(message.get("content"), f"{where}.content", role, image_ok)
+    content, at = message.get("content"), f"{where}.content"
+    if role == "assistant" and content is None and message.get("refusal") is not None:
+        content, at = _string(message["refusal"], f"{where}.refusal"), f"{where}.refusal"
+    result["content"] = _content(content, at, role, image_ok)
     name = message.get("name")
     if name is not None:
         result["name"] = _string(name, f"{where}.name")
@@ -105,6 +111,8 @@ def _assistant(message: Mapping[str, Any], where: str) -> dict[str, Any]:
             break
     if message.get("function_call"):
         raise invalid(f"{where}.function_call", "superseded; use tool_calls")
+    if message.get("audio"):
+        raise invalid(f"{where}.audio", "audio is not supported: this model reads text only")
     calls = message.get("tool_calls")
     if calls is None:
         return result
@@ -139,9 +147,3 @@ def _call(call: Any, where: str) -> dict[str, Any]:
             "arguments": _string(arguments, f"{where}.function.arguments"),
         },
     }
-
-
-def _string(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise invalid(where, "must be a string")
-    return value

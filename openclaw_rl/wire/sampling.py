@@ -45,10 +45,7 @@ def parse_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[
         result["top_k"] = top_k
     stop = given.get("stop")
     if stop is not None and stop != []:
-        stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-            raise invalid("stop", "must be a non-empty string or a list of them")
-        result["stop"] = list(stops)
+        result["stop"] = stop_list([stop] if isinstance(stop, str) else stop, "stop")
     ids = given.get("stop_token_ids")
     if ids is not None and ids != []:
         if not isinstance(ids, list) or not all(_is_token(i) for i in ids):
@@ -57,13 +54,20 @@ def parse_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[
     return result, frozenset((*_RANGES, "top_k", "stop", "stop_token_ids"))
 
 
-def positive_int(given: Mapping[str, Any], key: str) -> int | None:
+def stop_list(stops: Any, where: str) -> list[str]:
+    """Stop strings: a list of non-empty ones."""
+    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
+        raise invalid(where, "must be a non-empty string or a list of them")
+    return list(stops)
+
+
+def positive_int(given: Mapping[str, Any], key: str, prefix: str = "") -> int | None:
     """The integer at `key`, at least 1; None where not given."""
     value = given.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise invalid(key, "must be an integer of at least 1")
+        raise invalid(prefix + key, "must be an integer of at least 1")
     return value
 
 

@@ -8,9 +8,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.wire.chat import parse_chat_request
+from openclaw_rl.wire.dialect import (
+    Dialect,
+    Ending,
+    Head,
+    TokenLogprob,
+    Usage,
+    WholeReply,
+)
 from openclaw_rl.wire.errors import WireError, error_body
 from openclaw_rl.wire.reply import ReplyEvent
 
@@ -18,29 +26,14 @@ _LOWEST = -9999.0
 """What the OpenAI API writes for a log-probability that JSON cannot hold (minus infinity)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One sampled token as `logprobs` reports it. `top` holds the most likely alternatives.
-
-    `bytes` are the token's own bytes, or None where unknown (`token` alone may be half a
-    character).
-    """
-
-    token: str
-    logprob: float
-    bytes: Sequence[int] | None = None
-    top: Sequence[TokenLogprob] = ()
-
-
-def usage_body(prompt: int, completion: int, cached: int = 0, reasoning: int = 0) -> dict[str, Any]:
-    """The OpenAI usage object; all counts are tokens, `cached` is part of `prompt`, `reasoning`
-    part of `completion`."""
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """The OpenAI usage object."""
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 
 
@@ -56,20 +49,18 @@ def logprobs_body(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 class ChatStream:
-    """Writes one streamed reply. Keeps no text; each method returns the bytes to send now."""
+    """Writes one streamed reply; see `ReplyStream`. Keeps no text."""
 
-    def __init__(
-        self, completion_id: str, model: str, created: int, include_usage: bool = False
-    ) -> None:
-        self._include_usage = include_usage
+    def __init__(self, head: Head) -> None:
+        self._include_usage = head.request.include_usage
         self._head: dict[str, Any] = {
-            "id": completion_id,
+            "id": completion_id(head),
             "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
+            "created": head.created,
+            "model": head.model,
         }
 
-    def start(self) -> bytes:
+    def start(self, usage: Usage) -> bytes:
         """The first chunk: the role."""
         return self._chunk({"role": "assistant", "content": ""})
 
@@ -95,24 +86,17 @@ class ChatStream:
         """A chunk that says nothing: clients' idle watchdogs count data, not SSE comments."""
         return self._chunk({})
 
-    def finish(self, reason: str) -> bytes:
-        """The last chunk with a choice: `stop`, `length` or `tool_calls`."""
-        return self._chunk({}, reason)
+    def end(self, ending: Ending) -> bytes:
+        """The chunk with the finish reason, the usage (empty `choices`) where the client asked
+        for it, and the end of the stream."""
+        data = self._chunk({}, ending.reason)
+        if self._include_usage:
+            data += _data({**self._head, "choices": [], "usage": usage_body(ending.usage)})
+        return data + _DONE
 
-    def usage(self, prompt: int, completion: int, cached: int = 0, reasoning: int = 0) -> bytes:
-        """The usage chunk (empty `choices`); no bytes if the client did not ask for it."""
-        if not self._include_usage:
-            return b""
-        usage = usage_body(prompt, completion, cached, reasoning)
-        return _data({**self._head, "choices": [], "usage": usage})
-
-    def done(self) -> bytes:
-        """The end of the stream."""
-        return b"data: [DONE]\n\n"
-
-    def error(self, error: WireError) -> bytes:
-        """An error after the stream has begun; nothing but `done()` may follow."""
-        return _data(error_body(error))
+    def fail(self, error: WireError) -> bytes:
+        """An error object in place of the rest."""
+        return _data(error_body(error)) + _DONE
 
     def _chunk(
         self,
@@ -129,31 +113,28 @@ class ChatStream:
         return _data(body)
 
 
-def chat_completion(
-    completion_id: str,
-    model: str,
-    created: int,
-    message: Mapping[str, Any],
-    finish_reason: str,
-    usage: Mapping[str, Any],
-    logprobs: Sequence[TokenLogprob] | None = None,
-) -> dict[str, Any]:
-    """The body of an unstreamed reply. `usage` comes from `usage_body`."""
+def chat_completion(head: Head, reply: WholeReply, ending: Ending) -> dict[str, Any]:
+    """The body of an unstreamed reply."""
     return {
-        "id": completion_id,
+        "id": completion_id(head),
         "object": "chat.completion",
-        "created": created,
-        "model": model,
+        "created": head.created,
+        "model": head.model,
         "choices": [
             {
                 "index": 0,
-                "message": dict(message),
-                "logprobs": None if logprobs is None else logprobs_body(logprobs),
-                "finish_reason": finish_reason,
+                "message": dict(reply.message),
+                "logprobs": None if reply.logprobs is None else logprobs_body(reply.logprobs),
+                "finish_reason": ending.reason,
             }
         ],
-        "usage": dict(usage),
+        "usage": usage_body(ending.usage),
     }
+
+
+def completion_id(head: Head) -> str:
+    """The id that the client sees; it carries the turn's id, so that feedback can name it."""
+    return f"chatcmpl-{head.turn_id}"
 
 
 def _token(item: TokenLogprob) -> dict[str, Any]:
@@ -167,3 +148,15 @@ def _token(item: TokenLogprob) -> dict[str, Any]:
 def _data(body: Mapping[str, Any]) -> bytes:
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+_DONE = b"data: [DONE]\n\n"
+
+CHAT = Dialect(
+    name="chat",
+    parse=parse_chat_request,
+    stream=ChatStream,
+    whole=chat_completion,
+    error_body=error_body,
+    error_status=lambda error: error.status,
+)

@@ -4,9 +4,16 @@ import json
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from openclaw_rl.wire.chat import parse_chat_request
+from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage, WholeReply
 from openclaw_rl.wire.errors import unavailable
 from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
-from openclaw_rl.wire.stream import ChatStream, TokenLogprob, chat_completion, usage_body
+from openclaw_rl.wire.stream import ChatStream, chat_completion
+
+
+def head(**options) -> Head:
+    body = {"messages": [{"role": "user", "content": "hi"}], **options}
+    return Head("1", "m", 7, parse_chat_request(json.dumps(body).encode()))
 
 
 def chunks(raw: bytes) -> list[dict]:
@@ -18,7 +25,7 @@ def chunks(raw: bytes) -> list[dict]:
 
 def test_case_01_each_call_is_one_complete_chunk():
     parser = ReplyParser(tools=True, reasoning=True, in_reasoning=False)
-    stream = ChatStream("chatcmpl-1", "m", 1)
+    stream = ChatStream(head())
     reply = (
         'Two.\n<tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call>\n'
         '<tool_call>{"name": "b", "arguments": {}}</tool_call>'
@@ -35,57 +42,42 @@ def test_case_01_each_call_is_one_complete_chunk():
     assert all(c["id"].isalnum() for c in calls)
 
 
-def test_case_02_golden_transcript():
-    stream = ChatStream("chatcmpl-1", "m", 7, include_usage=True)
-    raw = (
-        stream.start()
-        + stream.keepalive()
-        + stream.event(ReplyEvent("reasoning", "hm"))
-        + stream.event(ReplyEvent("content", "é\n"))
-        + stream.finish("stop")
-        + stream.usage(10, 2, cached=4, reasoning=1)
-        + stream.done()
-    )
-    head = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m",'
-    plain = '"finish_reason":null}],"usage":null}\n\n'
-    assert raw.decode() == (
-        f'data: {head}"choices":[{{"index":0,"delta":{{"role":"assistant","content":""}},{plain}'
-        f'data: {head}"choices":[{{"index":0,"delta":{{}},{plain}'
-        f'data: {head}"choices":[{{"index":0,"delta":{{"reasoning_content":"hm"}},{plain}'
-        f'data: {head}"choices":[{{"index":0,"delta":{{"content":"é\\n"}},{plain}'
-        f'data: {head}"choices":[{{"index":0,"delta":{{}},"finish_reason":"stop"}}],"usage":null}}'
-        "\n\n"
-        f'data: {head}"choices":[],"usage":{{"prompt_tokens":10,"completion_tokens":2,'
-        '"total_tokens":12,"prompt_tokens_details":{"cached_tokens":4},'
-        '"completion_tokens_details":{"reasoning_tokens":1}}}\n\n'
-        "data: [DONE]\n\n"
-    )
-    for chunk in chunks(raw):
-        ChatCompletionChunk.model_validate(chunk, strict=True)
-
-
 def test_usage_is_sent_only_when_asked():
-    stream = ChatStream("c", "m", 1)
-    assert stream.usage(1, 1) == b""
-    assert "usage" not in chunks(stream.start())[0]
+    ending = Ending("stop", Usage(10, 2, cached=4, reasoning=1))
+    stream = ChatStream(head())
+    sent = chunks(stream.start(Usage(10)) + stream.end(ending))
+    assert not any("usage" in chunk for chunk in sent)
+    stream = ChatStream(head(stream_options={"include_usage": True}))
+    sent = chunks(stream.start(Usage(10)) + stream.end(ending))
+    assert [chunk["usage"] for chunk in sent[:-1]] == [None, None]
+    assert sent[-1]["choices"] == []
+    assert sent[-1]["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 2,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
 
 
 def test_logprobs_and_the_unstreamed_body():
     tokens = [TokenLogprob("a", float("-inf"), [97], (TokenLogprob("b", -0.5),))]
-    stream = ChatStream("c", "m", 1)
+    stream = ChatStream(head())
     chunk = chunks(stream.event(ReplyEvent("content", "a"), tokens))[0]
     ChatCompletionChunk.model_validate(chunk)
     entry = chunk["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], entry["bytes"]) == (-9999.0, [97])
     assert entry["top_logprobs"] == [{"token": "b", "logprob": -0.5, "bytes": None}]
-    message = {"role": "assistant", "content": "a"}
-    body = chat_completion("c", "m", 1, message, "stop", usage_body(1, 1), tokens)
+    reply = WholeReply({"role": "assistant", "content": "a"}, [], tokens)
+    body = chat_completion(head(), reply, Ending("stop", Usage(1, 1)))
     parsed = ChatCompletion.model_validate(json.loads(json.dumps(body)))
     assert parsed.choices[0].message.content == "a"
     assert parsed.usage is not None
     assert parsed.usage.total_tokens == 2
 
 
-def test_an_error_in_mid_stream_is_an_error_object():
-    error = chunks(ChatStream("c", "m", 1).error(unavailable("the engine is away")))[0]["error"]
+def test_an_error_in_mid_stream_is_an_error_object_and_the_end():
+    raw = ChatStream(head()).fail(unavailable("the engine is away"))
+    error = chunks(raw)[0]["error"]
     assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
+    assert raw.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,103 @@
+"""What a dialect is: how a body becomes a `ChatRequest`, and how a reply goes out again.
+
+The gateway knows only these types. A new dialect is one `Dialect` and a route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from openclaw_rl.wire.errors import WireError
+from openclaw_rl.wire.reply import ReplyEvent
+from openclaw_rl.wire.request import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token as `logprobs` reports it. `top` holds the most likely alternatives.
+
+    `bytes` are the token's own bytes, or None where unknown (`token` alone may be half a
+    character).
+    """
+
+    token: str
+    logprob: float
+    bytes: Sequence[int] | None = None
+    top: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts of tokens; `cached` is part of `prompt`, `reasoning` part of `completion`."""
+
+    prompt: int
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a reply ended. `stop_sequence`: the client's own stop string that ended it.
+    `context_full`: it ended by length below the client's limit, at the end of the context."""
+
+    reason: Literal["stop", "length", "tool_calls"]
+    usage: Usage
+    stop_sequence: str | None = None
+    context_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a reply says about itself: the turn's id, the served name, seconds since the epoch."""
+
+    turn_id: str
+    model: str
+    created: int
+    request: ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReply:
+    """A finished reply: as a message, and as the events in their order."""
+
+    message: Mapping[str, Any]
+    events: Sequence[ReplyEvent]
+    logprobs: Sequence[TokenLogprob] | None = None
+
+
+class ReplyStream(Protocol):
+    """Writes one streamed reply. Each method returns the bytes to send now."""
+
+    def start(self, usage: Usage) -> bytes:
+        """What comes before anything else; `usage` is what is known by then."""
+
+    def event(self, event: ReplyEvent, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+        """One piece of the reply."""
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> bytes:
+        """Log-probabilities of tokens that show no text (yet)."""
+
+    def keepalive(self) -> bytes:
+        """Something that says nothing, to be sent while nothing else is."""
+
+    def end(self, ending: Ending) -> bytes:
+        """The end of a reply that is whole."""
+
+    def fail(self, error: WireError) -> bytes:
+        """The end of a stream that broke after it had begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One way of speaking. `id_header` names the header that carries the reply's id, if any."""
+
+    name: str
+    parse: Callable[[bytes], ChatRequest]
+    stream: Callable[[Head], ReplyStream]
+    whole: Callable[[Head, WholeReply, Ending], dict[str, Any]]
+    error_body: Callable[[WireError], dict[str, Any]]
+    error_status: Callable[[WireError], int]
+    id_header: str | None = None
