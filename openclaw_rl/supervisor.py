@@ -52,16 +52,19 @@ async def supervise(
     loops: Sequence[Loop],
     emit: Callable[[str], None],
     background: Callable[[], Awaitable[None]] | None = None,
+    stop: asyncio.Event | None = None,
 ) -> int:
-    """Run `loops` until SIGINT or SIGTERM; return the exit status.
+    """Run `loops` until `stop`, SIGINT or SIGTERM; return the exit status.
 
     `emit` receives each line of output, prefixed by the loop's name. `background` runs beside
     them and is cancelled at the end.
     """
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
     event_loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        event_loop.add_signal_handler(number, stop.set)
+        # Outside the main thread it is refused: there the owner of `stop` hears the signals.
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            event_loop.add_signal_handler(number, stop.set)
     status = 0
 
     async def keep(loop: Loop) -> None:

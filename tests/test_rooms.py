@@ -1,6 +1,8 @@
 """The rooms of docs/architecture.md: who may import whom."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,11 @@ MAY_IMPORT = {
     "rewards": {"judge", "engine"},
     "rollout": {"journal", "session"},
     "losses": set(),
+    # settings and supervisor: it starts gateway and judge as the command line does.
+    "slime": {"journal", "judge", "rollout", "losses", "settings", "supervisor"},
     "local": {"wire", "session", "journal", "engine", "judge", "rewards", "rollout", "losses"},
 }
-WITHOUT_TORCH = set(MAY_IMPORT) - {"losses", "local"}
+WITHOUT_TORCH = set(MAY_IMPORT) - {"losses", "local", "slime"}
 
 
 def imports(path: Path) -> set[str]:
@@ -64,3 +68,11 @@ def test_only_the_edge_reads_the_environment():
             text = path.read_text()
             assert "os.environ" not in text, path.relative_to(ROOT)
             assert "getenv" not in text, path.relative_to(ROOT)
+
+
+def test_slimes_hooks_are_importable_without_torch_and_slime():
+    code = (
+        "import sys; sys.modules.update(torch=None, slime=None); "
+        "from openclaw_rl.slime import generate_rollout"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

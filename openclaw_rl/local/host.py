@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -21,7 +20,7 @@ import threading
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -32,6 +31,7 @@ from openclaw_rl.local.model import LoadedModel, LoraSpec
 from openclaw_rl.local.server import serve_engine
 from openclaw_rl.local.train_args import complete
 from openclaw_rl.local.trainer import Trainer
+from openclaw_rl.rollout.lock import hold_leases
 
 log = logging.getLogger("openclaw_rl.host")
 
@@ -56,7 +56,7 @@ class Host:
     def __init__(self, args: Namespace) -> None:
         device = _device(getattr(args, "device", None))
         self.args = complete(args, on_gpu=device.type == "cuda")
-        self._alone = _alone(Path(args.journal_path), str(self.args.host_name))
+        self._alone = hold_leases(Path(args.journal_path), str(self.args.host_name))
         self.stop = threading.Event()
         self.args.stop_event = self.stop  # the rollout function waits on it
         self.started = threading.Event()
@@ -199,21 +199,6 @@ class Host:
             max_running=int(getattr(self.args, "engine_max_streams", None) or default.max_running),
             context_length=getattr(self.args, "context_length", None),
         )
-
-
-def _alone(journal: Path, name: str) -> IO[bytes]:
-    """Holds the journal's leases of host `name` for this process: a second trainer would take
-    them for a dead one's, and train their turns twice. Free again when closed, or at any death."""
-    journal.expanduser().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = journal.expanduser().with_name(f"{name}.lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ConfigError(
-            f"another trainer is at work on {journal.parent}: stop it, or give another --data"
-        ) from None
-    return lock
 
 
 def _device(name: str | None) -> torch.device:

@@ -31,6 +31,7 @@ from openclaw_rl.local import data as d
 from openclaw_rl.local.checkpoint import TrainState
 from openclaw_rl.local.learner import Learner, StepReport
 from openclaw_rl.local.train_args import hook
+from openclaw_rl.rollout.train_data import convert, flatten, turn_ids
 from openclaw_rl.sample import Sample
 
 log = logging.getLogger("openclaw_rl.train")
@@ -87,9 +88,7 @@ class Trainer:
         if rollout is None:
             raise HookError("--rollout-function-path: no rollout function is named")
         self.rollout: RolloutFunction = rollout
-        self.convert = (
-            hook(args, "custom_convert_samples_to_train_data_path", "convert") or d.convert
-        )
+        self.convert = hook(args, "custom_convert_samples_to_train_data_path", "convert") or convert
         self.state = TrainState()
         self.failed = (-1, 0)  # rollout, and how often learning it has failed
 
@@ -171,7 +170,7 @@ class Trainer:
         """Wait for a batch and train on it; no reports where the rollout gave none."""
         began = time.monotonic()
         output = self.rollout(self.args, rollout_id, None, evaluation=False)
-        samples = d.flatten(_samples_of(output))
+        samples = flatten(_samples_of(output))
         if self.stop.is_set() or not samples:
             return []
         waited = time.monotonic() - began
@@ -194,7 +193,7 @@ class Trainer:
         last, number = self.failed
         self.failed = (rollout_id, number + 1 if last == rollout_id else 1)
         if self.failed[1] >= ATTEMPTS:
-            ids, host = d.turn_ids(samples), self.args.host_name
+            ids, host = turn_ids(samples), self.args.host_name
             n = self.journal.drop_leased(rollout_id, host, ids, "train_failed", self.clock())
             log.error("[train] rollout %d: %d turns dropped (train_failed)", rollout_id, n)
             self._advance(rollout_id)
@@ -317,7 +316,7 @@ def _left_out(
                     learnt.add(turn["turn_id"])
     if all(report.skipped is not None for report in reports):
         # Also what a conversion hook left without turns: nothing of this batch was learnt.
-        for turn_id in d.turn_ids(samples):
+        for turn_id in turn_ids(samples):
             why.setdefault(turn_id, "step_skipped")
     out: dict[str, list[str]] = {}
     for turn_id, reason in why.items():

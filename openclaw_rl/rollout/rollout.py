@@ -9,6 +9,7 @@ unfinished lease of the same rollout and host is taken up again instead of a new
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,8 @@ from openclaw_rl.rollout.samples import Built, build_samples
 from openclaw_rl.sample import Sample
 
 log = logging.getLogger("openclaw_rl.rollout")
+
+_FATES = ("seen", "side", "waiting", "judging", "ready", "leased", "trained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ def generate_rollout(
     args: `journal_path`, `rollout_batch_size` (turns); optional `session_share` (0.25),
     `max_staleness` (8 versions; None: no limit), `rollout_temperature` (None: any), `host_name`
     ("default"), `rollout_poll_seconds` (0.5), `rollout_progress_seconds` (10), `stop_event`
-    (a `threading.Event`).
+    (a `threading.Event`), `while_waiting` (called at each poll; what it raises ends the wait),
+    `segment_steps` (the optimiser steps of a rollout: 1; no segment holds signals of two, and
+    `metadata["step"]` says whose it is).
     """
     if evaluation:
         raise HookError("generate_rollout trains from live turns; it has no evaluation set")
@@ -64,6 +69,8 @@ def generate_rollout(
             poll_seconds=_given(args, "rollout_poll_seconds", 0.5),
             progress_seconds=_given(args, "rollout_progress_seconds", 10.0),
             stop=_given(args, "stop_event", None) or threading.Event(),
+            while_waiting=_given(args, "while_waiting", lambda: None),
+            steps=_given(args, "segment_steps", 1),
         ).run()
 
 
@@ -83,6 +90,8 @@ class _Wait:
     poll_seconds: float
     progress_seconds: float
     stop: threading.Event
+    while_waiting: Callable[[], None] = lambda: None
+    steps: int = 1
     clock: Callable[[], float] = time.time
     dropped: Counter[str] = field(default_factory=Counter)
     choice: Choice = field(default_factory=lambda: Choice((), {}, {}, 0))
@@ -92,6 +101,7 @@ class _Wait:
         next_line = began
         output = self._resume()
         while output is None and not self.stop.is_set():
+            self.while_waiting()
             if self.journal.changed():
                 output = self._try()
                 if output is not None:
@@ -147,12 +157,19 @@ class _Wait:
 
     def _build(self, turn_ids: tuple[str, ...]) -> RolloutFnTrainOutput | None:
         outputs = self.journal.outputs(turn_ids)
-        built = build_samples(
-            outputs,
-            self.journal.lineage(turn_ids),
-            self.journal.tokens,
-            first_index=self.rollout_id * self.rules.batch_size,
-        )
+        built = Built()
+        per_step = max(1, math.ceil(len(outputs) / self.steps))
+        for step, begin in enumerate(range(0, len(outputs), per_step)):
+            own = outputs[begin : begin + per_step]
+            part = build_samples(
+                own,
+                self.journal.lineage([output.turn_id for output in own]),
+                self.journal.tokens,
+                first_index=self.rollout_id * self.rules.batch_size + len(built.samples),
+            )
+            for sample in part.samples:
+                sample.metadata["step"] = step
+            built += part
         self._drop_misfits(built)
         if not built.samples:
             # Every turn of the lease was purged or did not line up: there is nothing to step on.
@@ -194,6 +211,9 @@ class _Wait:
         metrics |= _ages(turns, self._version(kept[-1].output_versions[-1]))
         metrics |= {f"rollout/dropped_{reason}": n for reason, n in self.dropped.items()}
         metrics |= {f"rollout/held_{reason}": n for reason, n in self.choice.held.items()}
+        fates = self.journal.fates()
+        metrics |= {f"rollout/fates/{state}": getattr(fates, state) for state in _FATES}
+        metrics["rollout/fates/dropped"] = sum(fates.dropped.values())
         return metrics
 
 

@@ -29,6 +29,14 @@ class Built:
     total: int = 0
     distinct: int = 0
 
+    def __iadd__(self, other: Built) -> Built:
+        """Append what another step built."""
+        self.samples += other.samples
+        self.misfits |= other.misfits
+        self.total += other.total
+        self.distinct += other.distinct
+        return self
+
 
 def build_samples(
     outputs: Sequence[Output],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from openclaw_rl.journal import TurnRecord
+from openclaw_rl.journal import Journal, State, TurnRecord, Verdict
+
+USER = ({"role": "user", "content": "thanks"},)
 
 
 def record(turn_id: str = "t1", **given: Any) -> TurnRecord:
@@ -69,3 +71,12 @@ def chain(length: int, session_id: str = "s1", **given: Any) -> list[TurnRecord]
         messages = [*messages, reply]
         tokens = prompt + output
     return turns
+
+
+def judged(journal: Journal, rec: TurnRecord, **verdict: Any) -> None:
+    """Bring a turn to READY, with any field of its verdict."""
+    journal.record_turn(rec)
+    assert journal.set_next_state(rec.turn_id, USER, 200.0)
+    assert [turn.turn_id for turn in journal.claim("w", 1, 201.0, 60.0)] == [rec.turn_id]
+    values = Verdict(**({"score": 1.0} | verdict))
+    assert journal.write_verdict(rec.turn_id, "w", values, 202.0) is State.READY

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.local import data as d
 from openclaw_rl.local.train_args import complete
+from openclaw_rl.rollout.train_data import convert
 from openclaw_rl.sample import Sample
 from tests.local.tiny import conversation
 
@@ -20,7 +21,7 @@ ARGS = Namespace()
 
 
 def data_of(*samples: Sample) -> d.RolloutData:
-    data = d.to_tensors(d.convert(ARGS, list(samples)))
+    data = d.to_tensors(convert(ARGS, list(samples)))
     d.default_advantages(data)
     return data
 
@@ -89,7 +90,7 @@ def test_conversion_carries_slimes_keys():
     _, many = conversation(1, 2)
     many[0].teacher_log_probs = None
     many[1].status = Sample.Status.TRUNCATED
-    data = d.convert(ARGS, [[s] for s in many])
+    data = convert(ARGS, [[s] for s in many])
     assert data["rollout_mask_sums"] == [s.response_length for s in many]
     assert data["truncated"] == [0, 1]
     names = "tokens response_lengths rewards raw_reward sample_indices rollout_ids loss_masks"
@@ -97,7 +98,7 @@ def test_conversion_carries_slimes_keys():
     tensors = d.to_tensors(data)
     assert tensors["teacher_log_probs"][0].isnan().all()
     many[0].teacher_log_probs = many[1].teacher_log_probs = None
-    assert "teacher_log_probs" not in d.convert(ARGS, many)
+    assert "teacher_log_probs" not in convert(ARGS, many)
 
 
 def test_what_does_not_line_up_is_refused_not_padded():
@@ -106,7 +107,7 @@ def test_what_does_not_line_up_is_refused_not_padded():
     if sample.response_length == 1:
         sample.rollout_log_probs = []
     with pytest.raises(HookError, match="line up"):
-        d.convert(ARGS, [sample])
+        convert(ARGS, [sample])
     data = {"tokens": [[1, 2]], "response_lengths": [2], "rewards": [0.0]}
     with pytest.raises(HookError, match="no prompt"):
         d.to_tensors(data)
@@ -125,8 +126,8 @@ def test_turns_outside_the_response_are_refused():
 def test_reward_key_names_the_score_of_a_dict():
     _, (sample,) = conversation(1, 1)
     sample.reward = {"helpful": 0.5, "score": 1.0}
-    assert d.convert(ARGS, [sample])["rewards"] == [1.0]
-    assert d.convert(Namespace(reward_key="helpful"), [sample])["rewards"] == [0.5]
+    assert convert(ARGS, [sample])["rewards"] == [1.0]
+    assert convert(Namespace(reward_key="helpful"), [sample])["rewards"] == [0.5]
 
 
 def test_arguments_are_completed_and_refused():

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from openclaw_rl.errors import ConfigError, HookError
-from openclaw_rl.journal import Journal, State, TurnRecord, Verdict
+from openclaw_rl.journal import Journal, State
 from openclaw_rl.rollout import generate_rollout
 from openclaw_rl.sample import Sample
 from openclaw_rl.topk import TopK
-from tests.journal.build import chain, record
-
-USER = ({"role": "user", "content": "thanks"},)
+from tests.journal.build import chain, judged, record
 
 
 @pytest.fixture
@@ -35,14 +33,6 @@ def journal(path: Path):
 def arguments(path: Path, batch: int, **given: Any) -> Namespace:
     fields = {"session_share": 1.0, "host_name": "h", "rollout_poll_seconds": 0.01}
     return Namespace(journal_path=str(path), rollout_batch_size=batch, **{**fields, **given})
-
-
-def judged(journal: Journal, rec: TurnRecord, **verdict: Any) -> None:
-    journal.record_turn(rec)
-    assert journal.set_next_state(rec.turn_id, USER, 200.0)
-    assert [turn.turn_id for turn in journal.claim("w", 1, 201.0, 60.0)] == [rec.turn_id]
-    values = Verdict(**({"score": 1.0} | verdict))
-    assert journal.write_verdict(rec.turn_id, "w", values, 202.0) is State.READY
 
 
 def samples_of(output) -> list[Sample]:

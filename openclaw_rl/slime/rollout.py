@@ -1,0 +1,184 @@
+"""`generate_rollout`: slime's rollout function, over live turns.
+
+Guarantees: every step gets exactly as many distinct `rollout_id`s as slime counts and at least
+`dp_size` samples; what merging leaves open is filled with masked two-token samples that weigh
+nothing. A lease becomes trained only when the served weights are known to hold it and, where the
+run saves checkpoints, a checkpoint does; a run that starts again settles what was left open by
+the checkpoint it loaded. So no turn is learnt twice or lost by the weights that live on.
+
+How it is known: slime counts `weight_version` up by one with each weight update, and an update
+comes after every trained rollout at the earliest (`train.py`) or one rollout later
+(`train_async.py`). The first call of a run sees the loaded weights as version `v0`; version `v`
+then holds the first `v - v0` rollouts of the run for certain.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl import rollout
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.journal import Journal
+from openclaw_rl.rollout.lock import hold_leases
+from openclaw_rl.slime.samples import Shape, as_slimes, fill, is_filler, slimes_classes
+from openclaw_rl.slime.services import Services, addresses, model_info
+
+log = logging.getLogger("openclaw_rl.slime")
+
+HOST = "slime"
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Wait for a batch of live turns; `RolloutFnTrainOutput` with `rollout_batch_size *
+    n_samples_per_prompt` turns in groups of slime's `Sample`. `data_source` is not used.
+
+    With `evaluation`: `RolloutFnEvalOutput` for the prompts of `--eval-prompt-data`. Raises
+    `ConfigError` for settings that do not fit; README.md names all that is read from `args`.
+    """
+    if evaluation:
+        from openclaw_rl.slime.evaluation import evaluate
+
+        return evaluate(args, rollout_id, data_source)
+    run = Run.of(args)
+    run.begin(rollout_id)
+    output = rollout.generate_rollout(run.view(args), rollout_id, data_source)
+    samples = fill([group[0] for group in output.samples], rollout_id, run.shape)
+    kind, output_kind = slimes_classes()
+    key = getattr(args, "reward_key", None)
+    groups = [
+        [as_slimes(kind, sample, key) for sample in group]
+        for _, group in itertools.groupby(samples, lambda sample: sample.group_index)
+    ]
+    fillers = sum(map(is_filler, samples))
+    return output_kind(groups, {**output.metrics, "rollout/fillers": fillers})
+
+
+class Run:
+    """One run of slime: what its rollouts have in common. Hung on `args`, which is the only thing
+    that all calls share; a copy of `args` that is sent to another process has none."""
+
+    def __init__(self, args: Any) -> None:
+        check(args)
+        self.args, self.shape = args, Shape.of(args)
+        path = Path(args.journal_path)
+        self.services = Services(args)
+        self.lock = hold_leases(path, HOST)
+        self.journal = Journal.open(path)
+        self.start: tuple[int, str | None] | None = None
+        """The first rollout of the run and the version that was served then."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    @classmethod
+    def of(cls, args: Any) -> Run:
+        """The run of `args`, begun at the first call."""
+        if args is None:
+            raise ConfigError("generate_rollout needs slime's args")
+        run: Run | None = getattr(args, "openclaw_rl_run", None)
+        if run is None:
+            run = args.openclaw_rl_run = cls(args)
+        return run
+
+    def begin(self, rollout_id: int) -> None:
+        """Publish where the engines are, see to gateway and judge, settle leases."""
+        version = self._publish()
+        self.services.ensure()
+        now = time.time()
+        if self.start is None:
+            self.start = (rollout_id, version)
+            through = rollout_id - 1  # what the loaded checkpoint holds
+            for lease in self.journal.leases(HOST):
+                if lease.rollout_id > through:
+                    n = self.journal.give_back(lease.rollout_id, HOST, now)
+                    log.info("[slime] rollout %d is not in the loaded weights: %d turns given back",
+                             lease.rollout_id, n)  # fmt: skip
+        else:
+            through = trained_through(self.start, version, saved_rollout(self.args))
+        for lease in self.journal.leases(HOST):
+            if lease.rollout_id <= through:
+                self.journal.mark_trained(lease.rollout_id, HOST, version or "", now)
+
+    def view(self, args: Any) -> Namespace:
+        """`args` as the rollout package reads them."""
+        return Namespace(
+            **vars(args)
+            | {
+                "rollout_batch_size": self.shape.turns,
+                "segment_steps": self.shape.steps,
+                "host_name": HOST,
+                "while_waiting": self.services.check,
+            }
+        )
+
+    def close(self) -> None:
+        """End own children, free the leases. slime does not call it: it ends the process."""
+        self.services.close()
+        self.journal.close()
+        self.lock.close()
+
+    def _publish(self) -> str | None:
+        """Engines' addresses and what they say of themselves; the policy's version."""
+        version = None
+        context = getattr(self.args, "sglang_context_length", None)
+        for role, url in addresses(self.args).items():
+            info = model_info(url)
+            known: dict[str, Any] = {
+                key: info[key] for key in ("model_path", "weight_version") if key in info
+            }
+            if context:
+                known["context_length"] = int(context)
+            self.journal.publish(role, url, {"engine": "sglang", **known}, time.time())
+            if role == "policy" and "weight_version" in known:
+                version = str(known["weight_version"])
+        if version is None:
+            log.warning("[slime] the policy's router names no weight version: turns stay leased")
+        return version
+
+
+def check(args: Any) -> None:
+    """Refuse settings under which slime would train something else than the turns."""
+    if not getattr(args, "journal_path", None):
+        raise ConfigError("journal_path is not set: name the journal's file in the custom config")
+    for name in ("custom_convert_samples_to_train_data_path", "custom_advantage_function_path"):
+        if not getattr(args, name, None):
+            hook = "convert_samples_to_train_data" if "convert" in name else "compute_advantages"
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} openclaw_rl.slime.{hook} is needed beside the rollout")
+    if getattr(args, "loss_type", None) != "custom_loss":
+        raise ConfigError("--loss-type custom_loss is needed: slime's own ignores turns' weights")
+    for name, fine in (
+        ("rollout_top_p", (None, 1, 1.0)),
+        ("kl_coef", (None, 0, 0.0)),
+        ("use_rollout_routing_replay", (None, False)),
+        ("use_critic", (None, False)),
+        ("log_reward_category", (None,)),
+    ):
+        if getattr(args, name, None) not in fine:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} does not go with turns that agents sampled: leave it out")
+
+
+def trained_through(start: tuple[int, str | None], version: str | None, saved: int | None) -> int:
+    """The last rollout that is in the served weights for certain, and in a checkpoint if `saved`
+    (the newest one's rollout) is given; before the first one where nothing is known."""
+    first, first_version = start
+    if not (version and first_version and version.isdecimal() and first_version.isdecimal()):
+        return first - 1
+    served = first - 1 + max(0, int(version) - int(first_version))
+    return served if saved is None else min(served, saved)
+
+
+def saved_rollout(args: Any) -> int | None:
+    """The rollout of the newest checkpoint, as Megatron notes it; None where the run saves none."""
+    if not (getattr(args, "save", None) and getattr(args, "save_interval", None)):
+        return None
+    try:
+        return int((Path(args.save) / "latest_checkpointed_iteration.txt").read_text().strip())
+    except (OSError, ValueError):
+        return -1
