@@ -122,6 +122,7 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
     from openclaw_rl.local.learner import Learner
     from openclaw_rl.local.model import LoadedModel, LoraSpec
     from openclaw_rl.local.train_args import complete
+    from openclaw_rl.rollout.train_data import convert
     from openclaw_rl.sample import Sample
 
     loaded = LoadedModel.load(folder, device="cuda", dtype="bfloat16", lora=LoraSpec(rank=rank))
@@ -139,7 +140,7 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
             reward=1.0, rollout_log_probs=[-1.0] * n, metadata={"turns": [turn]},
         )  # fmt: skip
         torch.cuda.reset_peak_memory_stats()
-        (report,) = learner.learn(d.to_tensors(d.convert(args, [one]), "cuda"))
+        (report,) = learner.learn(d.to_tensors(convert(args, [one]), "cuda"))
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
     if report.skipped:

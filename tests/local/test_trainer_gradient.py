@@ -16,6 +16,7 @@ from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.local import data as d
 from openclaw_rl.local.forward import PolicyForward, mix_precision
 from openclaw_rl.local.learner import Learner
+from openclaw_rl.rollout.train_data import convert
 from tests.local.tiny import conversation, peft_model, train_args
 from tests.losses.naive import naive_loss
 
@@ -41,7 +42,7 @@ def gradient(model: Any, samples: list[Any], **changes: Any):
         caught.extend(p.grad.clone().flatten() for p in learner.parameters if p.grad is not None)
 
     learner._update = update  # type: ignore[method-assign]
-    reports = learner.learn(d.to_tensors(d.convert(args, samples)))
+    reports = learner.learn(d.to_tensors(convert(args, samples)))
     return (torch.cat(caught) if caught else None), reports[0]
 
 
@@ -141,7 +142,7 @@ def test_several_steps_train_on_the_old_policys_log_probs(model):
         return loss, metrics
 
     learner.loss_hook = spy
-    reports = learner.learn(d.to_tensors(d.convert(args, many)))
+    reports = learner.learn(d.to_tensors(convert(args, many)))
     assert [r.samples for r in reports] == [[0, 1], [2, 3]]
     assert seen[0] == pytest.approx(0, abs=1e-6)
     assert seen[-1] > 1e-4
@@ -204,7 +205,7 @@ def test_without_turns_a_sample_is_a_unit_of_its_rollout(model):
         sample.metadata = {}
         sample.rollout_id = 0  # siblings share one denominator
     args = train_args()
-    data = d.to_tensors(d.convert(args, many))
+    data = d.to_tensors(convert(args, many))
     units, count = d.units_of(data, [0, 1, 2], 10_000)
     assert count == 1
     assert {u.denominator for u in units} == {float(sum(s.response_length for s in many))}
