@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.errors import HookError
+from openclaw_rl.losses.signals import TokenSignals
+from openclaw_rl.topk import TopK
 
 RolloutData = dict[str, Any]
 """slime's names, one entry a sample: `tokens`, `total_lengths`, `response_lengths`, `loss_masks`,
 `rewards`, `rollout_ids`, `sample_indices`, `rollout_mask_sums`, `turns`, and per-response-token
-tensors such as `rollout_log_probs`, `teacher_log_probs`, `advantages`, `log_probs`."""
+tensors such as `rollout_log_probs`, `teacher_log_probs`, `advantages`, `log_probs`. Ours: `topk`,
+the teacher's candidates as `(ids, log-probs)` `[R, K]`, or None for a sample without."""
 
 PER_TOKEN = ("log_probs", "ref_log_probs", "advantages", "returns", "rollout_log_probs",
              "teacher_log_probs")  # fmt: skip
@@ -62,6 +65,8 @@ def to_tensors(data: dict[str, Any], device: torch.device | str = "cpu") -> Roll
     for key in ("rollout_log_probs", "teacher_log_probs", "advantages", "returns"):
         if data.get(key) is not None:
             out[key] = [_values(v, n, device) for v, n in zip(data[key], lengths, strict=True)]
+    if data.get("topk") is not None:
+        out["topk"] = [_topk(v, n, device) for v, n in zip(data["topk"], lengths, strict=True)]
     out.setdefault("turns", [None] * len(lengths))
     return out
 
@@ -75,6 +80,18 @@ def _values(values: Any, length: int, device: torch.device | str) -> Tensor:
     if tensor.numel() != length:
         raise HookError(f"{tensor.numel()} per-token values for a response of {length} tokens")
     return tensor
+
+
+def _topk(value: Any, length: int, device: torch.device | str) -> tuple[Tensor, Tensor] | None:
+    if not value:
+        return None
+    try:
+        topk = TopK.of_mapping(value, length)
+    except (ValueError, TypeError, KeyError) as error:
+        raise HookError(f"the candidates of a sample do not line up: {error}") from error
+    shape = (length, topk.width)
+    ids = torch.tensor(topk.ids, dtype=torch.long, device=device).reshape(shape)
+    return ids, torch.tensor(topk.log_probs, dtype=torch.float32, device=device).reshape(shape)
 
 
 def default_advantages(data: RolloutData) -> None:
@@ -183,7 +200,21 @@ def loss_batch(data: RolloutData, units: Sequence[Unit]) -> dict[str, Any]:
     for key in PER_TOKEN:
         if data.get(key) is not None:
             batch[key] = [data[key][u.sample][u.start : u.end] for u in units]
+    if data.get("topk") is not None:
+        batch["values"] = [_signals(data, u, batch["loss_masks"][i]) for i, u in enumerate(units)]
     return batch
+
+
+def _signals(data: RolloutData, unit: Unit, mask: Tensor) -> TokenSignals:
+    """The signals of a unit, whose tokens all weigh the same: it has a denominator of its own."""
+    teacher, topk = data.get("teacher_log_probs"), data["topk"][unit.sample]
+    part = slice(unit.start, unit.end)
+    return TokenSignals(
+        torch.ones_like(mask),
+        None if teacher is None else teacher[unit.sample][part],
+        None if topk is None else topk[0][part],
+        None if topk is None else topk[1][part],
+    )
 
 
 def reducer(units: Sequence[Unit], masks: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:

@@ -30,8 +30,9 @@ def turn_ids(samples: Sequence[Sample]) -> list[str]:
 def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
     """Default conversion (the contract of `--custom-convert-samples-to-train-data-path`).
 
-    slime's keys, and `turns`: for each sample the list of `{"start", "end", "reward"}` in response
-    coordinates (None where a sample names none: then its reward covers its response). Raises
+    slime's keys, `turns`: for each sample the list of `{"start", "end", "reward"}` in response
+    coordinates (None where a sample names none: then its reward covers its response), and where a
+    sample has one, `topk`: each sample's `metadata["topk"]`. Raises
     `HookError` where lengths do not line up: nothing is padded or cut.
     """
     flat = flatten(samples)
@@ -62,6 +63,8 @@ def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
         data["rollout_log_probs"] = [s.rollout_log_probs for s in flat]
     if any(s.teacher_log_probs is not None for s in flat):
         data["teacher_log_probs"] = [s.teacher_log_probs for s in flat]
+    if any(s.metadata.get("topk") for s in flat):
+        data["topk"] = [s.metadata.get("topk") for s in flat]
     return data
 
 

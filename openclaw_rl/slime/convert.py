@@ -47,6 +47,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
     data = convert(args, flat)
     data.pop("turns")
     data.pop("teacher_log_probs", None)
+    data.pop("topk", None)
     if getattr(args, "calculate_per_token_loss", False):
         scales = list(_token_scales(flat, data, getattr(args, "global_batch_size", None)))
     else:

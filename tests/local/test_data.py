@@ -80,6 +80,42 @@ def test_a_loss_batch_keeps_one_token_before_each_unit():
         assert batch["rollout_mask_sums"][k].item() == n
 
 
+def test_a_loss_batch_carries_the_candidates_of_each_turn_as_signals():
+    merged, single = conversation(5, 3, top_k=2)
+    data = data_of(merged)
+    taught = [s for s in single if s.metadata["turns"][0]["has_teacher"]]
+    assert taught
+    units, _ = d.units_of(data, [0], 3)
+    batch = d.loss_batch(data, units)
+    ids = torch.cat([signals.topk_ids for signals in batch["values"]])
+    values = torch.cat([signals.topk_log_probs for signals in batch["values"]])
+    assert ids.tolist() == [row for s in single for row in s.metadata["topk"]["ids"]]
+    wanted = [row for s in single for row in s.metadata["topk"]["log_probs"]]
+    torch.testing.assert_close(values, torch.tensor(wanted), equal_nan=True)
+    for unit, signals in zip(units, batch["values"], strict=True):
+        assert signals.weights.tolist() == [1.0] * (unit.end - unit.start)
+    teacher = torch.cat([signals.teacher_log_probs for signals in batch["values"]])
+    assert int(teacher.isfinite().sum()) == sum(s.response_length for s in taught)
+
+
+def test_samples_with_and_without_candidates_go_together():
+    _, (one,) = conversation(1, 1, top_k=2)
+    _, (other,) = conversation(2, 1)
+    data = data_of(one, other)
+    units, _ = d.units_of(data, [0, 1], 99)
+    first, second = d.loss_batch(data, units)["values"]
+    assert first.topk_ids.shape == (one.response_length, 2)
+    assert second.topk_ids is None
+    assert "values" not in d.loss_batch(data_of(other), d.units_of(data_of(other), [0], 99)[0])
+
+
+def test_candidates_that_do_not_line_up_are_refused():
+    _, (sample,) = conversation(1, 1, top_k=2)
+    sample.metadata["topk"]["ids"].append([1, 2])
+    with pytest.raises(HookError, match="candidates of a sample do not line up"):
+        data_of(sample)
+
+
 def test_a_masked_nan_stays_out_of_the_sum():
     units = [d.Unit(0, 0, 2, 1.0)]
     total = d.reducer(units, [torch.tensor([1.0, 0.0])])(torch.tensor([3.0, math.nan]))

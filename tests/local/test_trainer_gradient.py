@@ -56,17 +56,18 @@ COMBINED = {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k3", "ent
     budget=st.sampled_from([1, 40, 10_000]),
     chunk=st.sampled_from([2, 5, 10_000]),
     temperature=st.sampled_from([1.0, 0.7]),
+    top_k=st.sampled_from([0, 3]),
 )
 def test_merged_segments_have_the_gradient_of_separate_turns(
-    seeds, turns, budget, chunk, temperature
+    seeds, turns, budget, chunk, temperature, top_k
 ):
     model = shared()
     merged, single = [], []
     for seed in seeds:
-        one, many = conversation(seed, turns)
+        one, many = conversation(seed, turns, top_k=top_k)
         merged.append(one)
         single.append(many)
-    same = {"rollout_temperature": temperature, **COMBINED}
+    same = {"rollout_temperature": temperature, "opd_top_k": top_k, **COMBINED}
     separate, a = gradient(model, single, **same, max_tokens_per_gpu=64, loss_chunk_tokens=10_000)
     together, b = gradient(
         model, merged, **same, max_tokens_per_gpu=budget, loss_chunk_tokens=chunk

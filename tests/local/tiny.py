@@ -44,9 +44,12 @@ def train_args(tmp_path: Any = "unused", **changes: Any) -> Namespace:
 
 
 def conversation(
-    seed: int, turns: int, *, teacher: bool = True, prefix: str = "t"
+    seed: int, turns: int, *, teacher: bool = True, prefix: str = "t", top_k: int = 0
 ) -> tuple[Sample, list[Sample]]:
-    """One session: as a merged segment, and as one sample a turn. Same tokens, same signals."""
+    """One session: as a merged segment, and as one sample a turn. Same tokens, same signals.
+
+    `top_k`: a turn with a teacher has so many candidates a token, some of them unknown.
+    """
     g = torch.Generator().manual_seed(seed)
     ids = lambda n: torch.randint(3, VOCAB, (n,), generator=g).tolist()  # noqa: E731
     size = lambda a, b: int(torch.randint(a, b, (1,), generator=g))  # noqa: E731
@@ -56,7 +59,18 @@ def conversation(
     mask: list[int] = []
     rollout: list[float] = []
     teachers: list[float] = []
+    candidates: list[list[int]] = []
+    values: list[list[float]] = []
     first = 0
+
+    def topk(rows: int, has: bool) -> tuple[list[list[int]], list[list[float]]]:
+        if not has:
+            return [[-1] * top_k] * rows, [[float("nan")] * top_k] * rows
+        own = [torch.randperm(VOCAB, generator=g)[:top_k].tolist() for _ in range(rows)]
+        lps = (-4 * torch.rand(rows, top_k, generator=g) - 1).tolist()
+        own[0][-1], lps[0][-1] = -1, float("nan")
+        return own, lps
+
     for k in range(turns):
         context, output = ids(size(2, 7)), ids(size(1, 9))
         n = len(output)
@@ -70,6 +84,10 @@ def conversation(
             mask += [0] * len(context)
             rollout += [0.0] * len(context)
             teachers += [float("nan")] * len(context)
+            if top_k:
+                none = topk(len(context), False)
+                candidates += none[0]
+                values += none[1]
         tokens += context + output
         spans.append(
             {"turn_id": f"{prefix}{seed}.{k}", "start": len(mask), "end": len(mask) + n,
@@ -79,6 +97,12 @@ def conversation(
         rollout += lps
         teachers += taught
         alone = {**spans[-1], "start": 0, "end": n}
+        metadata: dict[str, Any] = {"turns": [alone]}
+        if top_k:
+            own, lps_of_own = topk(n, has)
+            candidates += own
+            values += lps_of_own
+            metadata["topk"] = {"ids": own, "log_probs": lps_of_own}
         single.append(
             Sample(
                 index=k,
@@ -89,7 +113,7 @@ def conversation(
                 reward=reward,
                 rollout_log_probs=lps,
                 teacher_log_probs=taught,
-                metadata={"turns": [alone]},
+                metadata=metadata,
                 status=Sample.Status.COMPLETED,
             )
         )
@@ -98,6 +122,8 @@ def conversation(
         reward=sum(s["reward"] for s in spans) / turns, rollout_log_probs=rollout,
         teacher_log_probs=teachers, metadata={"turns": spans}, status=Sample.Status.COMPLETED,
     )  # fmt: skip
+    if top_k:
+        merged.metadata["topk"] = {"ids": candidates, "log_probs": values}
     return merged, single
 
 
