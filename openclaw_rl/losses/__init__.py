@@ -6,6 +6,6 @@ no host; the logits are never copied as a whole.
 
 from __future__ import annotations
 
-from openclaw_rl.losses.policy import combined_loss, grpo_loss, opd_loss
+from openclaw_rl.losses.policy import combined_loss, grpo_loss, opd_loss, topk_opd_loss
 
-__all__ = ["combined_loss", "grpo_loss", "opd_loss"]
+__all__ = ["combined_loss", "grpo_loss", "opd_loss", "topk_opd_loss"]

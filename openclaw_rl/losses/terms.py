@@ -1,6 +1,7 @@
 """Plain per-token tensor functions of the losses. They know no host, no batch and no arguments.
 
-All tensors are 1-D, one entry a token, of one floating dtype. Advantages carry no gradient.
+Tensors are `[N]`, one entry a token (those of `subset_reverse_kl` `[N, K]`), of one floating dtype.
+Advantages carry no gradient.
 """
 
 from __future__ import annotations
@@ -75,10 +76,53 @@ def distillation_advantage(
     """
     has = teacher.isfinite()
     known = torch.where(has, teacher.detach(), torch.zeros_like(teacher))
-    gap = known - student.detach()
-    if clip is not None:
-        gap = gap.clamp(-clip, clip)
+    gap = _held(known - student.detach(), clip)
     return torch.where(has, gap, torch.zeros_like(gap)), has.to(student.dtype)
+
+
+def subset_reverse_kl(
+    student: Tensor, teacher: Tensor, clip: float | None = None, tail: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reverse KL from policy to teacher over K ids a token, as a loss: `(kl, has, mass)`, `[N]`.
+
+    With p the policy, q the teacher, S the ids of a token that have a teacher value, and
+    `d_k = log q_k - log p_k`, held within ±`clip` where one is given and without a gradient:
+
+        kl = -sum_{k in S} p_k d_k          gradient: -sum_{k in S} p_k d_k * grad log p_k
+
+    `tail` adds everything outside S as one more id, `log p_tail = log(1 - sum_{k in S} p_k)`.
+    Source: the top-K form of OpenClaw-RL (arXiv 2603.10165 v2) with its clip of the log-prob
+    difference; the tail as in SDPO (arXiv 2601.20802). Over all ids, or with the tail, the
+    gradient without a clip is exactly that of KL(p || q); over a bare subset it is the part of it
+    that belongs to S (README.md: why the difference carries no gradient).
+
+    `student` and `teacher` are `[N, K]` log-probs; `teacher` says "no value" by NaN or an
+    infinity. Where a token has none, `kl` is exactly 0 and its gradient untouched. `has` is 1.0
+    where it has one, `mass` the policy's probability of S (no gradient).
+    """
+    has = teacher.isfinite().any(dim=-1)
+    # An id the policy cannot give (log p = -inf) has p d = 0; the product would be NaN.
+    known = teacher.isfinite() & student.detach().isfinite()
+    zero = torch.zeros_like(student)
+    p = torch.where(known, student, zero).exp() * known
+    log_q = torch.where(known, teacher.detach(), zero)
+    gap = _held(torch.where(known, log_q - student.detach(), zero), clip)
+    kl = -(p * gap).sum(dim=-1)
+    mass = p.detach().sum(dim=-1)
+    if tail:
+        q_mass = torch.where(teacher.isfinite(), teacher.detach(), -torch.inf).exp().sum(dim=-1)
+        gap = torch.where(has, _held(_log_rest(q_mass) - _log_rest(mass), clip), 0.0)
+        kl = kl - (1 - p.sum(dim=-1)) * gap
+    return kl, has.to(student.dtype), mass
+
+
+def _log_rest(mass: Tensor) -> Tensor:
+    """log(1 - mass); what rounding cannot tell from 0 counts as one rounding step."""
+    return (1 - mass).clamp_min(torch.finfo(mass.dtype).eps).log()
+
+
+def _held(gap: Tensor, clip: float | None) -> Tensor:
+    return gap if clip is None else gap.clamp(-clip, clip)
 
 
 def combined_advantage(

@@ -30,7 +30,8 @@ def naive_loss(
             if rl:
                 advantage = advantage + get("w_rl", 1.0) * batch["advantages"][i][t]
             teachers = batch.get("teacher_log_probs")
-            if opd and teachers is not None and teachers[i] is not None:
+            signals = batch["values"][i] if batch.get("values") else None
+            if opd and signals is None and teachers is not None and teachers[i] is not None:
                 value = float(teachers[i][t])
                 if not math.isnan(value):
                     plain = torch.log_softmax(logits[0, begin + position - 1], dim=-1)
@@ -46,10 +47,33 @@ def naive_loss(
             if get("use_kl_loss", False):
                 d = lp - batch["ref_log_probs"][i][t]
                 token = token + get("kl_loss_coef", 0.0) * (torch.exp(-d) - 1 + d)
+            if opd and signals is not None:
+                plain = torch.log_softmax(logits[0, begin + position - 1], dim=-1)
+                token = token + get("w_opd", 1.0) * _topk_kl(args, signals, plain, t)
+            if signals is not None:
+                token = token * signals.weights[t]
             sample = sample + masks[i][t] * token
         loss = loss + sample / max(float(masks[i].sum()), 1.0)
         begin += total
     return loss
+
+
+def _topk_kl(args: Any, signals: Any, log_p: Tensor, t: int) -> Tensor:
+    clip = getattr(args, "opd_clip", None) or math.inf
+    pairs = [
+        (log_p[k], float(q))
+        for k, q in zip(signals.topk_ids[t].tolist(), signals.topk_log_probs[t], strict=True)
+        if k >= 0 and not math.isnan(float(q))
+    ]
+    kl = torch.zeros((), dtype=log_p.dtype)
+    for p, q in pairs:
+        kl = kl - p.exp() * max(-clip, min(clip, q - p.item()))
+    if pairs and getattr(args, "opd_tail", False):
+        p_rest = 1 - sum(p.exp() for p, _ in pairs)
+        q_rest = 1 - sum(math.exp(q) for _, q in pairs)
+        gap = math.log(q_rest) - math.log(p_rest.item())
+        kl = kl - p_rest * max(-clip, min(clip, gap))
+    return kl
 
 
 def sample_mean(lengths: list[int], masks: list[Tensor]):
