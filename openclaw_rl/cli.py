@@ -112,6 +112,7 @@ def _up(config: Config, words: list[str]) -> int:
     preflight.check_data(config)
     preflight.check_training(config)
     preflight.check_reward(config)
+    preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
     rest = words[words.index("up") + 1 :]
@@ -146,6 +147,7 @@ def _serve(config: Config, _: list[str]) -> int:
 
     preflight.check_model(config)
     preflight.check_data(config)
+    preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     gateway = config.gateway
     settings = GatewaySettings(
@@ -164,6 +166,7 @@ def _serve(config: Config, _: list[str]) -> int:
         context_length=gateway.context_length or None,
         max_body_bytes=int(gateway.max_body_mb * 2**20),
         max_inflight=gateway.max_inflight,
+        reply_format=gateway.reply_format,
         unnamed=gateway.unnamed,  # type: ignore[arg-type]  # one of its choices, checked
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.settings import Config
+from openclaw_rl.wire.formats import find_format
 
 
 def check_model(config: Config) -> None:
@@ -50,6 +51,12 @@ def check_port(host: str, port: int, flag: str) -> None:
 def check_reward(config: Config) -> None:
     """The reward hook must load."""
     load_hook(config.reward_path, default_name="custom_rm", flag="--custom-rm-path")
+
+
+def check_reply_format(config: Config) -> None:
+    """The reply format must be one that there is."""
+    if config.gateway.reply_format != "auto":
+        find_format(config.gateway.reply_format)
 
 
 def check_training(config: Config) -> None:

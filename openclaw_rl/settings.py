@@ -120,6 +120,12 @@ class GatewayConfig:
     context_length: int = _setting(
         0, "tokens of context (0: as the model's own configuration)", flag="--context-length", low=0
     )
+    reply_format: str = _setting(
+        "auto",
+        "how the model writes tool calls and reasoning: auto (as its chat template says), hermes, "
+        "qwen3-coder, deepseek, glm, kimi, llama3, gpt-oss, or sglang:NAME (SGLang's own parser)",
+        flag="--reply-format",
+    )
     keepalive_seconds: float = _setting(
         10.0,
         "a waiting stream gets an empty chunk this often",

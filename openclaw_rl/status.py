@@ -25,6 +25,7 @@ def read_status(config: Config) -> dict[str, Any]:
     with Journal.open(config.journal_path, create=False) as journal:
         fates = journal.fates()
         policy = journal.endpoint("policy")
+        gateway = journal.endpoint("gateway")
         judged, mean_reward = journal.judged(_RECENT)
         ready = journal.ready() if fates.ready else []
     share = max(1, math.floor(config.rollout.batch_size * config.rollout.session_share))
@@ -45,6 +46,8 @@ def read_status(config: Config) -> dict[str, Any]:
         "balanced": fates.balanced(),
         "version": policy.info.get("weight_version") if policy else None,
         "engine": policy.url if policy else None,
+        "gateway": gateway.url if gateway else None,
+        "reply_format": gateway.info.get("reply_format") if gateway else None,
         "judged": judged,
         "mean_reward": mean_reward,
         "batch_size": config.rollout.batch_size,
@@ -84,6 +87,7 @@ def render_status(status: dict[str, Any]) -> str:
     reward = "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
     lines = [
         f"engine   {status['engine'] or 'none'} · weight version {status['version'] or 0}",
+        f"gateway  {status['gateway'] or 'none'} · reply format {status['reply_format'] or '-'}",
         f"seen     {status['seen']} = {status['main']} main + {status['side']} side",
         f"main     {status['main']} = {status['waiting']} waiting for a next state"
         f" + {status['judging']} judging + {status['ready']} ready"

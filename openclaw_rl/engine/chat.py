@@ -7,9 +7,10 @@ methods may be called from several threads.
 
 from __future__ import annotations
 
+import copy
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +23,8 @@ from openclaw_rl.errors import ConfigError, EngineRefused
 __all__ = ["ChatTokenizer", "KnownPrompt", "text_sha"]
 
 SHOWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Marks that the reply parser reads, so they stay in the text even if the tokenizer calls them
-special."""
+"""Marks that reply parsers usually read, so they stay in the text even if the tokenizer calls them
+special; `ChatTokenizer.showing` sets others."""
 _RESERVED = frozenset(
     {
         "conversation",
@@ -66,9 +67,9 @@ class ChatTokenizer:
         self._arguments_as_text = self._probe_arguments()
         self.eos_ids = frozenset(eos_ids) | self._probe_end(added)
         self._ends = {token: self._backend.decode([token], False) for token in self.eos_ids}
-        special = {id_ for id_, token in added.items() if token.special}
-        shown = {id_ for id_, token in added.items() if token.content in SHOWN}
-        self._hidden = (frozenset(special) | self.eos_ids) - shown
+        self.added_tokens: Mapping[str, int] = {t.content: id_ for id_, t in added.items()}
+        self._special = frozenset(id_ for id_, token in added.items() if token.special)
+        self._hidden = self._all_hidden(SHOWN)
 
     @classmethod
     def load(cls, model_path: str | Path) -> ChatTokenizer:
@@ -97,6 +98,22 @@ class ChatTokenizer:
             eos_ids=sorted(eos),
             context_length=config.get("max_position_embeddings"),
         )
+
+    @property
+    def template(self) -> str:
+        """The source of the chat template."""
+        source = self._tokenizer.chat_template
+        return "\n".join(source.values()) if isinstance(source, dict) else str(source)
+
+    def showing(self, marks: Collection[str], inner: Collection[str] = ()) -> ChatTokenizer:
+        """The same tokenizer with other marks in the text of replies: `marks` are shown although
+        they may be special. `inner` do not end a turn, whatever the template writes behind one."""
+        other = copy.copy(self)
+        not_ends = {self.added_tokens[text] for text in inner if text in self.added_tokens}
+        other.eos_ids = self.eos_ids - not_ends
+        other._ends = {token: text for token, text in self._ends.items() if token in other.eos_ids}
+        other._hidden = other._all_hidden(marks)
+        return other
 
     # --- text and ids --------------------------------------------------------------------------
 
@@ -143,6 +160,11 @@ class ChatTokenizer:
         )
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _all_hidden(self, shown: Collection[str]) -> frozenset[int]:
+        """Tokens that are not part of a reply's text."""
+        visible = {id_ for text, id_ in self.added_tokens.items() if text in shown}
+        return (self._special | self.eos_ids) - visible
 
     def _decode_all(self, ids: Sequence[int]) -> str:
         return cast(str, self._backend.decode(list(ids), skip_special_tokens=False))

@@ -262,6 +262,7 @@ async def healthz(request: web.Request) -> web.Response:
             "status": "ok",
             "version": __version__,
             "model": parts.settings.served_name,
+            "reply_format": parts.reply_format.name,
             "uptime_seconds": round(time.monotonic() - parts.started, 1),
             "engine": {"state": engine, "weight_version": parts.address.weight_version},
             "journal": {

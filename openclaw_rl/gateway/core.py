@@ -35,7 +35,8 @@ from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.session.types import NextState, NodeState, Placement, RequestView
 from openclaw_rl.wire.errors import WireError, prompt_too_long
-from openclaw_rl.wire.reply import END_THINK, ReplyEvent, ReplyParser
+from openclaw_rl.wire.formats import ReplyFormat
+from openclaw_rl.wire.reply import END_THINK, ReplyEvent
 from openclaw_rl.wire.request import ChatRequest
 
 log = logging.getLogger("openclaw_rl.gateway")
@@ -60,6 +61,7 @@ class Gateway:
         settings: GatewaySettings,
         *,
         tokenizer: ChatTokenizer,
+        reply_format: ReplyFormat,
         engine: Engine,
         journal: AsyncJournal,
         tracker: Tracker,
@@ -70,6 +72,7 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
+        self._format = reply_format
         self._engine = engine
         self._journal = journal
         self._tracker = tracker
@@ -125,9 +128,8 @@ class Gateway:
             sampling=sampling,
             text=self._tokenizer.stream(),
             stops=StopCut(stop_strings(sampling)),
-            parser=ReplyParser(
-                tools=bool(request.tools) and request.tool_choice != "none",
-                reasoning=True,
+            parser=self._format.parser(
+                request.tools if request.tool_choice != "none" else None,
                 in_reasoning=prompt.in_reasoning,
             ),
             end_of_reasoning=self._end_of_reasoning,

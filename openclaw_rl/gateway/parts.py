@@ -27,6 +27,7 @@ from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.journal.records import Endpoint, Turn
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
+from openclaw_rl.wire.formats import ReplyFormat, choose_format, find_format
 
 log = logging.getLogger("openclaw_rl.gateway")
 
@@ -76,6 +77,7 @@ class Parts:
     settings: GatewaySettings
     gateway: Gateway
     tokenizer: ChatTokenizer
+    reply_format: ReplyFormat
     known: KnownTurns
     metrics: Metrics
     inflight: Inflight
@@ -107,9 +109,11 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
     """Open everything; on leaving, finish what is being written, then close."""
     async with contextlib.AsyncExitStack() as stack:
         executor = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="gateway"))
-        tokenizer = await asyncio.to_thread(ChatTokenizer.load, settings.model_path)
+        tokenizer, reply_format, by = await asyncio.to_thread(_load_model, settings)
         journal = await asyncio.to_thread(AsyncJournal.open, settings.journal_path)
         stack.push_async_callback(journal.close)
+        about = {"model": settings.served_name, "reply_format": f"{reply_format.name} (by {by})"}
+        await journal.write(lambda it: it.publish("gateway", settings.base_url, about, time.time()))
         tracker = Tracker(max_turns=settings.max_turns, unnamed=settings.unnamed)
         nodes = await journal.nodes(settings.max_turns)
         tracker.restore(nodes)
@@ -126,10 +130,13 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             rows = await journal.read(lambda reader: [reader.turn(one) for one in turn_ids])
             return [row for row in rows if row is not None]
 
-        prompts = Prompts(tokenizer, known, load, executor, metrics, settings.inline_chars)
+        prompts = Prompts(
+            tokenizer, reply_format, known, load, executor, metrics, settings.inline_chars
+        )
         gateway = Gateway(
             settings,
             tokenizer=tokenizer,
+            reply_format=reply_format,
             engine=engine,
             journal=journal,
             tracker=tracker,
@@ -144,6 +151,7 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             settings=settings,
             gateway=gateway,
             tokenizer=tokenizer,
+            reply_format=reply_format,
             known=known,
             metrics=metrics,
             inflight=Inflight(settings.max_inflight),
@@ -151,6 +159,20 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             address=address,
             started=time.monotonic(),
         )
+
+
+def _load_model(settings: GatewaySettings) -> tuple[ChatTokenizer, ReplyFormat, str]:
+    """Tokenizer and reply format of the served model, which belong together: the one must show the
+    marks that the other reads. And what gave the format away."""
+    tokenizer = ChatTokenizer.load(settings.model_path)
+    if settings.reply_format == "auto":
+        chosen, by = choose_format(
+            tokenizer.template, tokenizer.added_tokens.keys(), settings.served_name
+        )
+    else:
+        chosen, by = find_format(settings.reply_format), "--reply-format"
+    log.info("reply format %s (by %s)", chosen.name, by)
+    return tokenizer.showing(chosen.marks, chosen.inner), chosen, by
 
 
 def _connections() -> aiohttp.ClientSession:

@@ -21,6 +21,7 @@ from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.turn import Prompt
 from openclaw_rl.journal.records import Turn
 from openclaw_rl.session.types import Message, Placement
+from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import THINK
 from openclaw_rl.wire.request import ChatRequest
 
@@ -40,6 +41,7 @@ class Prompts:
     def __init__(
         self,
         tokenizer: ChatTokenizer,
+        reply_format: ReplyFormat,
         known: KnownTurns,
         load: LoadTurns,
         executor: Executor,
@@ -47,6 +49,7 @@ class Prompts:
         inline_chars: int,
     ) -> None:
         self._tokenizer = tokenizer
+        self._format = reply_format
         self._known = known
         self._load = load
         self._executor = executor
@@ -71,7 +74,7 @@ class Prompts:
             shares_tokens=known_ids is not None,
             rendered_len=len(text),
             rendered_sha=text_sha(text),
-            in_reasoning=text.rstrip().endswith(THINK),
+            in_reasoning=opens_reasoning(text),
         )
 
     async def _encode(self, text: str) -> list[int]:
@@ -132,10 +135,20 @@ class Prompts:
             tokens=parent.tokens,
             output_ids=parent.tokens[len(parent.tokens) - parent.output_len :],
         )
-        return text, self._tokenizer.continue_prompt(previous, text)
+        meaning = functools.partial(
+            self._format.meaning,
+            tools=request.tools,
+            in_reasoning=opens_reasoning(text[: parent.rendered_len]),
+        )
+        return text, self._tokenizer.continue_prompt(previous, text, meaning)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Whether the reply to this prompt begins inside `<think>`."""
+    return prompt.rstrip().endswith(THINK)
 
 
 def from_journal(turn: Turn) -> KnownTurn:

@@ -38,6 +38,8 @@ class GatewaySettings:
     """Tokens of a reply when the client names no limit; None: what is left of the context."""
     unnamed: Literal["auto", "main", "side"] = "auto"
     """How to take requests that name no session (see `session.tracker.Tracker`)."""
+    reply_format: str = "auto"
+    """How the model writes tool calls and reasoning (`wire.formats`); auto: see there."""
     keepalive_seconds: float = 10.0
     """Longest silence on a stream; OpenClaw gives up after 82 to 120 s without a data chunk."""
     wait_seconds: float = 600.0
@@ -54,6 +56,11 @@ class GatewaySettings:
     """Memory for token ids and replies of recent turns; older ones are read from the journal."""
     inline_chars: int = 10_000
     """Longer requests are rendered in a thread, so that other streams go on."""
+
+    @property
+    def base_url(self) -> str:
+        """Where clients reach it (port 0: not known before it listens)."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def __post_init__(self) -> None:
         for name in ("keepalive_seconds", "journal_seconds"):

@@ -17,7 +17,7 @@ from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.session.types import Message, Placement
 from openclaw_rl.topk import TopK
 from openclaw_rl.wire.dialect import Ending, Usage
-from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
+from openclaw_rl.wire.reply import ReplyEvent, ReplyReader
 from openclaw_rl.wire.request import ChatRequest
 
 
@@ -48,7 +48,7 @@ class OpenTurn:
     sampling: Mapping[str, Any]
     text: TextStream
     stops: StopCut
-    parser: ReplyParser
+    parser: ReplyReader
     end_of_reasoning: int | None
     """The token `</think>`, where the model has one."""
     top_k: int

@@ -155,7 +155,8 @@ class Journal(Judging, Leasing):
     # -- endpoints -------------------------------------------------------------------------
 
     def publish(self, role: str, url: str, info: Mapping[str, Any], now: float) -> None:
-        """Say where the engine of a role (`policy`, `judge`, `prm`, `teacher`) is now."""
+        """Say where the engine of a role (`policy`, `judge`, `prm`, `teacher`), or the `gateway`,
+        is now."""
         with self._db.write() as db:
             db.execute(
                 "INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, ?)",

@@ -1,4 +1,4 @@
-"""The JSON inside `<tool_call>`: an object, or a list of objects, with `name` and `arguments`.
+"""Tool calls as JSON: an object, or a list of objects, with `name` and `arguments`.
 
 The arguments stay the model's own text, to the character; nothing is repaired.
 """
@@ -6,7 +6,7 @@ The arguments stay the model's own text, to the character; nothing is repaired.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 _WHITE = " \t\n\r"
 
@@ -18,20 +18,51 @@ def _no_constant(name: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
-def parse_calls(body: str) -> list[tuple[str, str]]:
-    """`(name, arguments as JSON text)` of each call in `body`; empty if it is not wholly valid."""
+class Call(NamedTuple):
+    """One tool call: its arguments as the JSON text of an object, and the id where the model
+    itself wrote one."""
+
+    name: str
+    arguments: str
+    call_id: str = ""
+
+
+def parse_calls(body: str, separators: str = "") -> list[Call]:
+    """The calls in `body`; empty if it is not wholly valid. Between two values (and behind the
+    last one) there may be one of `separators`."""
+    calls: list[Call] = []
     try:
-        start = _skip(body, 0)
-        value, end = _DECODER.raw_decode(body, start)
-        if _skip(body, end) != len(body):
-            return []
-        if isinstance(value, dict):
-            return [_one_call(body, start)]
-        if isinstance(value, list):
-            return [_one_call(body, at) for at in _elements(body, start)]
+        at = _skip(body, 0)
+        while at < len(body):
+            value, end = _DECODER.raw_decode(body, at)
+            if isinstance(value, list):
+                calls += [_one_call(body, start) for start in _elements(body, at)]
+            else:
+                calls.append(_one_call(body, at))
+            at = _skip(body, end)
+            if at < len(body):
+                if body[at] not in separators:
+                    return []
+                at = _skip(body, at + 1)
     except (ValueError, RecursionError):
-        pass
-    return []
+        return []
+    return calls
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; `ValueError` where it is none (`NaN` is none)."""
+    try:
+        return _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+
+
+def is_object(text: str) -> bool:
+    """Whether `text` is the JSON text of an object."""
+    try:
+        return isinstance(parse_json(text), dict)
+    except ValueError:
+        return False
 
 
 def in_string(text: str) -> bool:
@@ -66,7 +97,7 @@ def _elements(text: str, at: int) -> list[int]:
     return starts
 
 
-def _one_call(text: str, at: int) -> tuple[str, str]:
+def _one_call(text: str, at: int) -> Call:
     """The call object at `at` of a valid JSON text; `ValueError` if it is no call."""
     if text[at] != "{":
         raise ValueError("not an object")
@@ -88,4 +119,4 @@ def _one_call(text: str, at: int) -> tuple[str, str]:
         value, raw = _DECODER.decode(value), value
     if not isinstance(value, dict):
         raise ValueError("arguments are no object")
-    return name, raw
+    return Call(name, raw)

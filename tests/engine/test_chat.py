@@ -437,3 +437,14 @@ def test_two_hundred_turns_equal_the_engines_concatenation(chat: ChatTokenizer) 
 )
 def test_reply_meaning(one: str, other: str, same: bool) -> None:
     assert (reply_meaning(one) == reply_meaning(other)) is same
+
+
+def test_marks_that_a_reply_format_reads_stay_in_the_text(chat: ChatTokenizer) -> None:
+    start, end = chat.added_tokens["<|im_start|>"], chat.added_tokens["<|im_end|>"]
+    ids = [start, *chat.encode("hi"), end]
+    assert chat.decode(ids) == "hi"
+    other = chat.showing({"<|im_start|>"}, inner={"<|im_end|>"})
+    assert other.decode(ids) == "<|im_start|>hi"
+    assert other.stream().push(ids) == "<|im_start|>hi"
+    assert end in chat.eos_ids
+    assert other.eos_ids == chat.eos_ids - {end}

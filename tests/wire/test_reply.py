@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.wire.reply import ReplyParser, new_call_id, parse_reply
+from openclaw_rl.wire.formats import FORMATS
+from openclaw_rl.wire.reply import ReplyParser, new_call_id
 
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command":  "echo x"}}\n</tool_call>'
 
@@ -15,7 +16,7 @@ CALL = '<tool_call>\n{"name": "exec", "arguments": {"command":  "echo x"}}\n</to
 def read(pieces, *, tools=True, reasoning=True, in_reasoning=False):
     counter = itertools.count()
     parser = ReplyParser(
-        tools=tools,
+        tools={} if tools else None,
         reasoning=reasoning,
         in_reasoning=in_reasoning,
         new_id=lambda: f"call{next(counter)}",
@@ -92,7 +93,7 @@ def test_case_01_two_calls_and_the_text_before_them():
 
 
 def test_a_call_is_shown_when_it_closes_not_before():
-    parser = ReplyParser(tools=True, reasoning=True, in_reasoning=False)
+    parser = ReplyParser(tools={})
     assert parser.feed(CALL[:-1]) == []
     assert [e.kind for e in parser.feed(">")] == ["tool_call"]
 
@@ -199,13 +200,13 @@ def test_case_21_reasoning_that_never_closes_and_compact_arguments():
 
 
 def test_text_that_resembles_a_tag_is_released_at_once():
-    parser = ReplyParser(tools=True, reasoning=True, in_reasoning=False)
+    parser = ReplyParser(tools={})
     shown = [[e.text for e in parser.feed(piece)] for piece in ["a <", " b", " <tool", "s", "<t"]]
     assert shown == [["a"], [" < b"], [], [" <tools"], []]
     assert [e.text for e in parser.finish()] == ["<t"]
-    parser = ReplyParser(tools=True, reasoning=True, in_reasoning=False)
+    parser = ReplyParser(tools={})
     assert [[e.text for e in parser.feed(p)] for p in ["<thin", "g"]] == [[], ["<thing"]]
-    parser = ReplyParser(tools=True, reasoning=True, in_reasoning=False)
+    parser = ReplyParser(tools={})
     assert [[e.text for e in parser.feed(p)] for p in ["<tool_call>", " no"]] == [
         [],
         ["<tool_call> no"],
@@ -216,7 +217,8 @@ def test_call_ids_are_letters_and_digits():
     ids = {new_call_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(i.isalnum() and i.isascii() for i in ids)
-    message = parse_reply(CALL, tools=True, reasoning=False)
+    tool = {"type": "function", "function": {"name": "exec"}}
+    message = FORMATS["hermes"].message(CALL, [tool])
     assert message["tool_calls"][0]["id"].isalnum()
 
 

@@ -24,7 +24,7 @@ def chunks(raw: bytes) -> list[dict]:
 
 
 def test_case_01_each_call_is_one_complete_chunk():
-    parser = ReplyParser(tools=True, reasoning=True, in_reasoning=False)
+    parser = ReplyParser(tools={})
     stream = ChatStream(head())
     reply = (
         'Two.\n<tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call>\n'

@@ -1,0 +1,317 @@
+"""Every reply format: what it understands, and that no cut of the text changes it."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.wire.formats import FORMATS, choose_format, find_format
+
+
+def tool(name, **properties):
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [
+    tool("write", path={"type": "string"}, lines={"type": "integer"}, tags={"type": "array"},
+         ok={"type": ["boolean", "null"]}, size={"anyOf": [{"type": "number"}, {"type": "null"}]}),
+    tool("now"),
+]  # fmt: skip
+
+CALLS = {
+    "hermes": (
+        '<tool_call>\n{"name": "write", "arguments": {"path":  "a</tool_call>b"}}\n</tool_call>'
+    ),
+    "qwen3-coder": (
+        "<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter> b\n</parameter>\n"
+        "<parameter=lines>\n3\n</parameter>\n</function>\n</tool_call>"
+    ),
+    "glm": (
+        "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>42</arg_value>\n"
+        "<arg_key>tags</arg_key>\n<arg_value>[1,  2]</arg_value>\n</tool_call>"
+    ),
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0"
+        '<|tool_call_argument_begin|>{"path":  "a"}<|tool_call_end|><|tool_call_begin|>'
+        "functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>write<｜tool▁sep｜>"
+        '{"path":  "a"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+    "llama3": '<|python_tag|>{"name": "write", "parameters": {"path":  "a"}}',
+    "gpt-oss": (
+        "<|channel|>commentary to=functions.write <|constrain|>json<|message|>"
+        '{"path":  "a"}<|call|>'
+    ),
+}
+
+
+def read(name, pieces, tools=TOOLS, in_reasoning=False):
+    counter = itertools.count()
+    parser = FORMATS[name].parser(
+        tools, in_reasoning=in_reasoning, new_id=lambda: f"call{next(counter)}"
+    )
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    events += parser.finish()
+    return events, parser.message()
+
+
+def whole(name, text, **options):
+    return read(name, [text], **options)[1]
+
+
+def calls_of(message):
+    return [(c["function"]["name"], c["function"]["arguments"])
+            for c in message.get("tool_calls", [])]  # fmt: skip
+
+
+WORDS = [
+    *("<think>", "</think>", "<", "text", "{", "}", '"', ";", "write", "final", "analysis", "é✓"),
+    *("to=functions.now", "<function=write>", "</function>", "<parameter=path>", "</parameter>"),
+    *("functions.now:0", '<｜DSML｜invoke name="now">', "</｜DSML｜invoke>"),
+    *("\n", " ", '{"name": "now"}', '{"a": 1}', "```json\n", "\n```"),
+]
+MARKS = {name: [*sorted(FORMATS[name].marks), CALLS[name], *WORDS] for name in FORMATS}
+
+
+@st.composite
+def replies(draw):
+    name = draw(st.sampled_from(sorted(FORMATS)))
+    parts = draw(st.lists(st.sampled_from(MARKS[name]), max_size=12))
+    return name, "".join(parts)
+
+
+@given(
+    reply=replies(),
+    cuts=st.lists(st.integers(0, 500), max_size=12),
+    tools=st.sampled_from([TOOLS, None]),
+    in_reasoning=st.booleans(),
+)
+@settings(max_examples=1500, deadline=None)
+@example(reply=("gpt-oss", CALLS["gpt-oss"]), cuts=[3], tools=TOOLS, in_reasoning=False)
+@example(reply=("llama3", ' {"name": "x"}'), cuts=[1], tools=TOOLS, in_reasoning=False)
+def test_any_cut_of_any_format_gives_the_same_message(reply, cuts, tools, in_reasoning):
+    name, text = reply
+    options = {"tools": tools, "in_reasoning": in_reasoning}
+    expected = whole(name, text, **options)
+    points = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    for pieces in ([text[a:b] for a, b in itertools.pairwise(points)], list(text)):
+        events, message = read(name, pieces, **options)
+        assert message == expected
+        shown = "".join(e.text for e in events if e.kind == "content")
+        assert shown == (message["content"] or "")
+        thought = "".join(e.text for e in events if e.kind == "reasoning")
+        assert thought == message.get("reasoning_content", "")
+        calls = [(e.index, e.name, e.arguments) for e in events if e.kind == "tool_call"]
+        assert calls == [(i, *call) for i, call in enumerate(calls_of(message))]
+        assert all(isinstance(json.loads(arguments), dict) for *_, arguments in calls)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_no_part_of_a_mark_is_shown_before_its_fate_is_known(name):
+    begin = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+    between = "<|end|><|start|>assistant" if name == "gpt-oss" else ""
+    parser = FORMATS[name].parser(TOOLS)
+    shown = ""
+    calls = 0
+    for char in f"{begin}I look.{between}{CALLS[name]}":
+        for event in parser.feed(char):
+            shown += event.text
+            calls += event.kind == "tool_call"
+        assert "I look.".startswith(shown)
+    parser.finish()
+    assert shown == "I look."
+    assert len(parser.message()["tool_calls"]) >= 1
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_case_21_a_broken_call_stays_text_verbatim(name):
+    broken = {
+        "qwen3-coder": CALLS["qwen3-coder"].replace("</function>", ""),
+        "glm": CALLS["glm"].replace("</arg_key>", ""),
+    }.get(name, CALLS[name].replace("}", "", 1))
+    message = whole(name, broken)
+    assert "tool_calls" not in message
+    assert message["content"] == broken
+    assert whole(name, CALLS[name], tools=None)["content"] == CALLS[name]
+
+
+def test_qwen3_coder_values_are_what_their_schema_says():
+    message = whole("qwen3-coder", f"Let me.\n\n{CALLS['qwen3-coder']}\nDone.")
+    assert calls_of(message) == [("write", '{"path": "a\\n</parameter> b", "lines": 3}')]
+    assert message["content"] == "Let me.\nDone."
+    odd = CALLS["qwen3-coder"].replace("\n3\n", "\nthree\n")
+    assert json.loads(calls_of(whole("qwen3-coder", odd))[0][1])["lines"] == "three"
+    values = "".join(
+        f"<parameter={key}>{value}</parameter>"
+        for key, value in (("ok", "True"), ("size", "3"), ("tags", '["a"]'), ("extra", "7"))
+    )
+    text = f"<tool_call><function=write>{values}</function><function=now></function></tool_call>"
+    assert calls_of(whole("qwen3-coder", text)) == [
+        ("write", '{"ok": true, "size": 3, "tags": ["a"], "extra": "7"}'),
+        ("now", "{}"),
+    ]
+    hermes = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    assert calls_of(whole("qwen3-coder", hermes)) == [("now", "{}")]
+
+
+def test_glm_strings_are_bare_and_all_else_is_json():
+    message = whole("glm", f"<think>hm</think>\nOn it.\n{CALLS['glm']}<tool_call>now</tool_call>")
+    assert message["reasoning_content"] == "hm"
+    assert message["content"] == "On it."
+    assert calls_of(message) == [("write", '{"path": "42", "tags": [1,  2]}'), ("now", "{}")]
+    prose = "Use <tool_call>this</tool_call> mark."
+    assert whole("glm", prose)["content"] == prose
+    unknown = "<tool_call>f<arg_key>n</arg_key><arg_value>7</arg_value></tool_call>"
+    assert calls_of(whole("glm", unknown)) == [("f", '{"n": 7}')]
+
+
+def test_kimi_keeps_its_own_ids():
+    message = whole("kimi", f"Both.{CALLS['kimi']}")
+    assert [call["id"] for call in message["tool_calls"]] == ["functions.write:0",
+                                                              "functions.now:1"]  # fmt: skip
+    assert calls_of(message) == [("write", '{"path":  "a"}'), ("now", "{}")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALLS["deepseek"],
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write\n```json\n"
+        '{"path":  "a"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="write">\n'
+        '{"path":  "a"}\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        CALLS["deepseek"].removesuffix("<｜tool▁calls▁end｜>"),
+    ],
+)
+def test_deepseek_of_every_generation(text):
+    message = whole("deepseek", f"<think>x</think>So:\n\n{text}")
+    assert calls_of(message) == [("write", '{"path":  "a"}')]
+    assert message["content"] == "So:"
+
+
+def test_deepseek_parameters_in_tags():
+    text = (
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="write">\n'
+        '<｜DSML｜parameter name="path" string="true">7</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="tags" string="false">[1]</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="now"/>\n</｜DSML｜tool_calls>'
+    )
+    assert calls_of(whole("deepseek", text)) == [("write", '{"path": "7", "tags": [1]}'),
+                                                 ("now", "{}")]  # fmt: skip
+
+
+def test_llama_writes_calls_with_and_without_the_tag():
+    call = '{"name": "write", "parameters": {"path": "a"}}'
+    for text in (call, f"<|python_tag|>{call}", f'{{"type": "function", {call[1:]}',
+                 '<function=write>{"path": "a"}</function>'):  # fmt: skip
+        assert calls_of(whole("llama3", text)) == [("write", '{"path": "a"}')], text
+    assert len(whole("llama3", f"<|python_tag|>{call}; {call}")["tool_calls"]) == 2
+
+
+def test_llama_answers_in_json_are_answers():
+    for text in ('{"name": "Bob", "age": 3}', '{"a": 1}', "<|python_tag|>print(1)", '{"name"'):
+        assert whole("llama3", text) == {"role": "assistant", "content": text}
+    parser = FORMATS["llama3"].parser(TOOLS)
+    assert [e.text for e in parser.feed('{"answer"')] == ['{"answer"']
+
+
+def test_harmony_channels():
+    text = (
+        "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>I look it up.<|end|><|start|>assistant to=functions.now<|channel|>commentary "
+        '<|constrain|>json<|message|>{"a":1}<|call|>'
+    )
+    message = whole("gpt-oss", text)
+    assert message["reasoning_content"] == "Think."
+    assert message["content"] == "I look it up."
+    assert calls_of(message) == [("now", '{"a":1}')]
+    final = "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>B"
+    assert whole("gpt-oss", final + "<|return|>")["content"] == "B"
+    assert whole("gpt-oss", "plain words") == {"role": "assistant", "content": "plain words"}
+    assert whole("gpt-oss", "<|channel|>analysis<|message|>cut off") == {
+        "role": "assistant",
+        "reasoning_content": "cut off",
+        "content": "",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_the_writing_of_arguments_is_no_part_of_their_meaning(name):
+    one = FORMATS[name]
+    text = CALLS[name]
+    other = text.replace(":  ", ": ").replace("[1,  2]", "[1, 2]")
+    assert one.meaning(text, TOOLS) == one.meaning(other + "\n", TOOLS)
+    assert one.meaning(text, TOOLS) != one.meaning(text.replace("write", "now"), TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "model", "expected"),
+    [
+        ("{{ '<tool_call>' }}", (), "Qwen3-4B", "hermes"),
+        ("<tool_call> <function=x> <parameter=y>", (), "m", "qwen3-coder"),
+        ("<tool_call> <arg_key> <arg_value>", (), "m", "glm"),
+        ("x", ("<arg_key>", "<arg_value>"), "m", "glm"),
+        ("<|tool_calls_section_begin|>", (), "m", "kimi"),
+        ("<｜tool▁calls▁begin｜>", (), "m", "deepseek"),
+        ("{{ dsml }}<｜DSML｜tool_calls>", (), "m", "deepseek"),
+        ("<|start_header_id|>", ("<|python_tag|>",), "m", "llama3"),
+        ("<tool_call>", ("<|python_tag|>",), "Hermes-3-Llama-3.1", "hermes"),
+        ("<|channel|>analysis<|message|>", (), "m", "gpt-oss"),
+        ("{{ messages }}", (), "GLM-4.5-Air", "glm"),
+        ("{{ messages }}", (), "SmolLM2-135M-Instruct", "hermes"),
+    ],
+)
+def test_the_format_is_read_off_the_model(template, tokens, model, expected):
+    chosen, by = choose_format(template, tokens, model)
+    assert chosen.name == expected
+    assert by
+
+
+def test_an_unknown_format_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="'qwen' is none of auto, hermes"):
+        find_format("qwen")
+    assert find_format("kimi") is FORMATS["kimi"]
+
+
+def test_sglangs_parsers_where_there_is_no_sglang():
+    if importlib.util.find_spec("sglang") is not None:
+        pytest.skip("sglang is installed")
+    with pytest.raises(ConfigError, match="SGLang is not installed"):
+        find_format("sglang:minimax-m2")
+    chosen, by = choose_format("{{ tools }} <minimax:tool_call>", (), "m")
+    assert chosen.name == "hermes"
+    assert "needs SGLang" in by
+
+
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="{}">\n<parameter name="path">a</parameter>\n</invoke>\n'
+    "</minimax:tool_call>"
+)
+
+
+def test_sglangs_own_parsers_behind_the_same_interface():
+    pytest.importorskip("sglang", reason="sglang is not installed")
+    chosen = find_format("sglang:minimax-m2")
+    for name in ("write", "unknown"):
+        message = chosen.message("Look.\n" + MINIMAX.format(name), TOOLS)
+        assert message["content"] == "Look."
+        assert calls_of(message) == [(name, '{"path": "a"}')]
+        parser = chosen.parser(TOOLS, new_id=lambda: "x")
+        events = [e for char in "Look.\n" + MINIMAX.format(name) for e in parser.feed(char)]
+        assert "".join(event.text for event in events) == "Look."
+        assert [e.name for e in parser.finish() if e.kind == "tool_call"] == [name]
+    broken = "A <minimax:tool_call> B"
+    assert chosen.message(broken, TOOLS)["content"] == broken
+    with pytest.raises(ConfigError, match="has no parser 'nope'"):
+        find_format("sglang:nope")
+    found, by = choose_format("{{ tools }} <minimax:tool_call>", (), "m")
+    assert (found.name, by) == ("sglang:minimax-m2", "chat template")
