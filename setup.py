@@ -13,6 +13,9 @@ BASE = [
 ]
 LOCAL = ["torch>=2.6", "peft>=0.15", "safetensors>=0.5"]
 QUICKSTART = ["openai>=2.0", "matplotlib>=3.8"]
+# What `openclaw-rl connect` installs into OpenClaw.
+PLUGIN = [f"plugins/openclaw/{name}" for name in
+          ("index.js", "runs.js", "package.json", "openclaw.plugin.json", "README.md")]  # fmt: skip
 DEV = ["pytest>=8", "pytest-asyncio>=1", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.15"]
 
 setup(
@@ -25,6 +28,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["openclaw_rl", "openclaw_rl.*"]),
     package_data={"openclaw_rl": ["py.typed"]},
+    data_files=[("share/openclaw-rl/plugins/openclaw", PLUGIN)],
     install_requires=BASE,
     extras_require={
         "local": LOCAL,

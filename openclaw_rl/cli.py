@@ -1,4 +1,4 @@
-"""The command line: `openclaw-rl up | serve | judge | train | status`."""
+"""The command line: `openclaw-rl up | serve | judge | train | status | connect | doctor`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _OVERVIEW = """\
 openclaw-rl trains a personal agent while it is being used.
 
   openclaw-rl up --model FOLDER      everything on this machine: serve, judge, train
+  openclaw-rl connect                let OpenClaw talk to it (shows the change; --yes makes it)
+  openclaw-rl doctor                 what is wrong, and how to mend it
   openclaw-rl status                 what became of every turn
 
-Then point your agent at http://127.0.0.1:30000/v1 and talk to it. What you answer becomes the
-reward; the model you talk to changes while you go on.
+Other agents: point them at http://127.0.0.1:30000/v1. What you answer becomes the reward; the
+model you talk to changes while you go on.
 
 The loops can also run one by one, sharing only the journal in --data:
   openclaw-rl serve | judge | train
@@ -38,6 +40,8 @@ _COMMANDS = {
     "judge": "the judge alone: reads what happened next, writes rewards and hints",
     "train": "the embedded host alone: the engine that samples and the trainer",
     "status": "what became of every turn; all counts add up",
+    "connect": "let OpenClaw talk to the gateway: its provider entry and our plugin",
+    "doctor": "what is wrong, and how to mend it; exit status 1 where something is",
 }
 
 
@@ -62,10 +66,22 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "status":
             command.add_argument("--json", action="store_true", help="print it as JSON")
             command.add_argument("--watch", action="store_true", help="print it anew every 2 s")
-        else:
+        elif name == "connect":
+            _add_connect_flags(command)
+        elif name != "doctor":
             command.add_argument("--verbose", action="store_true", help="log more")
             command.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def _add_connect_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--yes", action="store_true", help="make the change, not only show it")
+    command.add_argument("--undo", action="store_true", help="take the connection back")
+    command.add_argument(
+        "--keep-model", action="store_true", help="leave the agents' default model as it is"
+    )
+    command.add_argument("--url", help="the gateway's address (default: --host and --port)")
+    command.add_argument("--openclaw-version", metavar="VERSION", help="default: found")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(flags, os.environ, options.config)
         if options.command == "status":
             return _status(config, options.json, options.watch)
+        if options.command == "doctor":
+            return _doctor(config)
+        if options.command == "connect":
+            return _connect(config, options)
         _log_to_stderr(options.verbose)
         if options.supervised:
             stop_with_parent()
@@ -213,6 +233,40 @@ def _status(config: Config, as_json: bool, watch: bool) -> int:
         time.sleep(2)
         if not as_json:
             print()
+
+
+def _doctor(config: Config) -> int:
+    from openclaw_rl.doctor import examine
+
+    failed = False
+    for finding in examine(config, os.environ):
+        print(finding, flush=True)
+        failed |= finding.level == "fail"
+    return 1 if failed else 0
+
+
+def _connect(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.connect import OpenClaw, plan_connect, plan_undo
+    from openclaw_rl.connect.gateway import base_url
+    from openclaw_rl.doctor import served_at
+
+    openclaw = OpenClaw.find(os.environ, options.openclaw_version)
+    if options.undo:
+        change = plan_undo(openclaw)
+    else:
+        url = options.url or base_url(config.gateway.host, config.gateway.port)
+        change = plan_connect(openclaw, served_at(url, config), default=not options.keep_model)
+    if change.empty:
+        print("nothing to change")
+        return 0
+    print(change.shown())
+    if not options.yes:
+        print("nothing was changed; add --yes to do it")
+        return 0
+    change.apply()
+    done = "disconnected" if options.undo else "connected"
+    print(f"{done}; if OpenClaw's gateway runs: openclaw gateway restart")
+    return 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from openclaw_rl.errors import JournalError
@@ -42,7 +44,7 @@ def read_status(config: Config) -> dict[str, Any]:
         "trained": fates.trained,
         "dropped": dict(fates.dropped),
         "counters": dict(fates.counters),
-        "by_source": dict(fates.by_source),
+        "by_source": {name: asdict(count) for name, count in fates.by_source.items()},
         "balanced": fates.balanced(),
         "version": policy.info.get("weight_version") if policy else None,
         "engine": policy.url if policy else None,
@@ -68,7 +70,13 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
             "every request was taken as side traffic, so nothing can be trained: let the "
             "agent name its turns (x-turn-type: main), or set --unnamed main"
         )
-    if status["waiting"] >= _MANY and status["waiting"] == status["main"]:
+    unbound = sum(count["unbound"] for count in status["by_source"].values())
+    if status["main"] >= _MANY and unbound == status["main"]:
+        found.append(
+            "no turn could be bound to a conversation: the agent names none and does not send "
+            "its history back; for OpenClaw run `openclaw-rl doctor`"
+        )
+    elif status["waiting"] >= _MANY and status["waiting"] == status["main"]:
         found.append("no turn ever got a next state: does the agent send its history back?")
     dropped = sum(status["dropped"].values())
     if dropped >= _MANY and dropped == status["main"]:
@@ -96,16 +104,24 @@ def render_status(status: dict[str, Any]) -> str:
         f"judged   {status['judged']} · mean reward of the last ones {reward}",
         f"batch    {min(status['usable'], status['batch_size'])}/{status['batch_size']} ready",
     ]
-    for title, counts in (
-        ("dropped", status["dropped"]),
-        ("bound by", status["by_source"]),
-        ("counted", status["counters"]),
-    ):
-        if counts:
-            ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    if status["by_source"]:
+        lines.append("sessions " + render_sources(status["by_source"]))
+    for title in ("dropped", "counters"):
+        if status[title]:
+            ordered = sorted(status[title].items(), key=lambda item: (-item[1], item[0]))
             lines.append(f"{title:8} " + ", ".join(f"{name} {n}" for name, n in ordered))
     lines += [f"warning  {words}" for words in status["warnings"]]
     return "\n".join(lines)
+
+
+def render_sources(by_source: Mapping[str, Mapping[str, int]]) -> str:
+    """Return by what sessions were recognised: turns that are bound to one, side requests, and
+    turns that nothing ties to a conversation (yet)."""
+    parts = []
+    for name, counts in sorted(by_source.items(), key=lambda item: -sum(item[1].values())):
+        words = [f"{n} {kind}" for kind, n in counts.items() if n]
+        parts.append(f"{name}: {' + '.join(words)}")
+    return "; ".join(parts)
 
 
 def progress_line(config: Config) -> str | None:

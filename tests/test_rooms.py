@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "losses": set(),
     # settings and supervisor: it starts gateway and judge as the command line does.
     "slime": {"journal", "judge", "rollout", "losses", "settings", "supervisor"},
+    "connect": set(),
     "local": {"wire", "session", "journal", "engine", "judge", "rewards", "rollout", "losses"},
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"losses", "local", "slime"}

@@ -223,7 +223,7 @@ async def _stream(
 
 async def models(request: web.Request) -> web.Response:
     """The one model that is served, in a form that both SDKs read."""
-    entry = _model(request.app[SETTINGS])
+    entry = _model(request.app[PARTS])
     name = entry["id"]
     page = {"has_more": False, "first_id": name, "last_id": name}
     return web.json_response({"object": "list", "data": [entry], **page})
@@ -231,7 +231,7 @@ async def models(request: web.Request) -> web.Response:
 
 async def model(request: web.Request) -> web.Response:
     """One model by name."""
-    entry = _model(request.app[SETTINGS])
+    entry = _model(request.app[PARTS])
     if request.match_info["name"] != entry["id"]:
         raise WireError(404, f"the served model is {entry['id']}", code="model_not_found")
     return web.json_response(entry)
@@ -291,8 +291,10 @@ async def metrics(request: web.Request) -> web.Response:
     )
 
 
-def _model(settings: GatewaySettings) -> dict[str, object]:
-    """One model with the keys of both APIs. When it was made is not known: the epoch."""
+def _model(parts: Parts) -> dict[str, object]:
+    """One model with the keys of both APIs, and the limits that clients keep within (named as vLLM
+    and OpenRouter do). When it was made is not known: the epoch."""
+    settings, context = parts.settings, parts.gateway.context_length
     return {
         "id": settings.served_name,
         "object": "model",
@@ -302,6 +304,8 @@ def _model(settings: GatewaySettings) -> dict[str, object]:
         "display_name": settings.served_name,
         "created_at": "1970-01-01T00:00:00Z",
         "lifecycle": "active",
+        "max_model_len": context,
+        "max_completion_tokens": min(settings.default_max_tokens or context, context),
     }
 
 

@@ -85,7 +85,8 @@ class Gateway:
         context = settings.context_length or tokenizer.context_length
         if not context:
             raise ConfigError("the model does not tell its context length: set --context-length")
-        self._context = context
+        self.context_length = context
+        """Tokens that prompt and reply may have together."""
         self._unrecorded = RecentIds(settings.max_turns)
         self._continued = RecentIds(settings.max_turns)
         self._newest: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -110,10 +111,13 @@ class Gateway:
             self._spawn(self._journal_next_state(placement.next_state, now))
         prompt = await self._prompts.build(request, placement, size)
         room = fit_max_tokens(
-            request.max_tokens, self._settings.default_max_tokens, len(prompt.ids), self._context
+            request.max_tokens,
+            self._settings.default_max_tokens,
+            len(prompt.ids),
+            self.context_length,
         )
         if room < 1:
-            raise prompt_too_long(len(prompt.ids), self._context)
+            raise prompt_too_long(len(prompt.ids), self.context_length)
         sampling = {"temperature": self._settings.temperature, **request.sampling}
         sampling["max_new_tokens"] = room
         # Engines know them too; a model whose own configuration is wrong ends its turns as well.

@@ -40,10 +40,17 @@ class Way:
         return Head(turn.turn_id, self.model, int(turn.created), turn.request)
 
     def headers(self, turn: OpenTurn) -> dict[str, str]:
-        """Names of turn and session. A session id may be any text, a header may not."""
-        session_id = quote(turn.placement.session_id, safe=_PRINTABLE)
+        """Names of turn and session, how the session was recognised, and of what kind the turn is.
+        A session id may be any text, a header may not."""
+        placement = turn.placement
         own = {self.dialect.id_header: f"req_{turn.turn_id}"} if self.dialect.id_header else {}
-        return {"X-Turn-Id": turn.turn_id, "X-Session-Id": session_id, **own}
+        return {
+            "X-Turn-Id": turn.turn_id,
+            "X-Session-Id": quote(placement.session_id, safe=_PRINTABLE),
+            "X-Session-Source": placement.source,
+            "X-Turn-Type": placement.kind,
+            **own,
+        }
 
 
 async def pace(

@@ -177,6 +177,16 @@ class Endpoint:
     published: float
 
 
+@dataclass(frozen=True, slots=True)
+class SourceCount:
+    """Turns whose session was recognised by one source. `bound`: main turns that belong to a
+    conversation, `unbound`: main turns without any name of which nothing followed (yet)."""
+
+    bound: int = 0
+    side: int = 0
+    unbound: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fates:
     """How many turns ended where. Turns that were purged since are still counted."""
@@ -191,7 +201,12 @@ class Fates:
     trained: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
-    by_source: Mapping[str, int] = field(default_factory=dict)
+    by_source: Mapping[str, SourceCount] = field(default_factory=dict)
+
+    @property
+    def unbound(self) -> int:
+        """Main turns that nothing ties to a conversation."""
+        return sum(count.unbound for count in self.by_source.values())
 
     def balanced(self) -> bool:
         """Whether `seen == main + side` and `main` is the sum of its fates: it always is."""

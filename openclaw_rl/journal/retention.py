@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from openclaw_rl.journal import codec, turns
-from openclaw_rl.journal.records import Fates, State
+from openclaw_rl.journal.records import Fates, SourceCount, State
 
 CHUNK = 64
 """Turns deleted in one transaction: tens of milliseconds, for which others wait."""
@@ -43,8 +43,24 @@ def fates(db: sqlite3.Connection) -> Fates:
         trained=states[State.TRAINED],
         dropped=dict(sorted(dropped.items())),
         counters=dict(counters),
-        by_source=dict(sorted(seen.items())),
+        by_source=_by_source(db),
     )
+
+
+def _by_source(db: sqlite3.Connection) -> dict[str, SourceCount]:
+    """A nameless turn that opens a conversation (`new`) is bound as soon as something follows."""
+    open_ = (
+        "source = 'new' AND (state = 'waiting' OR "
+        "reason IN ('no_next_state', 'session_ended', 'retried'))"
+    )
+    rows = db.execute(
+        f"SELECT source, sum(n * (state != 'side' AND NOT open)), sum(n * (state = 'side')), "
+        f"sum(n * (state != 'side' AND open)) FROM (SELECT *, {open_} AS open FROM ("
+        "SELECT source, state, reason, n FROM past UNION ALL "
+        "SELECT source, state, reason, count(*) FROM turns GROUP BY state, reason, source"
+        ")) GROUP BY source ORDER BY source"
+    )
+    return {source: SourceCount(bound, side, unbound) for source, bound, side, unbound in rows}
 
 
 def purge(

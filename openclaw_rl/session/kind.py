@@ -21,6 +21,7 @@ _USER_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("slug", re.compile(_LINE + r"Based on this conversation, generate a short 1-2 word", re.M)),
     ("greeting", re.compile(_LINE + r"A new session was started via /new or /reset", re.M)),
     ("heartbeat", re.compile(_LINE + r"Read HEARTBEAT\.md if it exists", re.M)),
+    ("heartbeat", re.compile(_LINE + r"Follow the heartbeat monitor scratch context", re.M)),
     ("chat-ui-task", re.compile(r"\A### Task:\n.*<chat_history>", re.S)),
     ("compaction", re.compile(r"\ACRITICAL: Respond with TEXT ONLY\.")),
     ("compaction", re.compile(r"^Your task is to create a detailed summary of the conver", re.M)),

@@ -65,6 +65,7 @@ def test_what_counts_as_a_name():
         ("Based on this conversation, generate a short 1-2 word filename slug", "slug"),
         ("Notes\n\nA new session was started via /new or /reset. Greet the user.", "greeting"),
         ("Read HEARTBEAT.md if it exists (workspace context). Follow it strictly.", "heartbeat"),
+        ("Follow the heartbeat monitor scratch context when provided.", "heartbeat"),
         ("### Task:\nGenerate a concise title\n<chat_history>\nx\n</chat_history>", "chat-ui-task"),
     ],
 )  # fmt: skip

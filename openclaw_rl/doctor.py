@@ -1,0 +1,222 @@
+"""`openclaw-rl doctor`: what is wrong, and how to mend it. Looks at everything, changes nothing.
+
+Each check gives findings: `ok`, `warn` (it works, but not as it could) or `fail`. A check that
+needs what an earlier one did not find says nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from openclaw_rl import preflight
+from openclaw_rl.connect import PROVIDER, OpenClaw, Served, plan_connect
+from openclaw_rl.connect.gateway import Asker, Reply, base_url
+from openclaw_rl.connect.install import is_connected
+from openclaw_rl.connect.json5 import get
+from openclaw_rl.connect.openclaw import TRIED
+from openclaw_rl.errors import ConfigError, JournalError
+from openclaw_rl.settings import Config
+from openclaw_rl.status import read_status, render_sources
+
+SMALLEST_WINDOW = 16_000
+"""Tokens of context below which OpenClaw 2026.3 refuses a model (2026.9: 4,000)."""
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at and found; `mend` says what to do about it."""
+
+    level: Level
+    name: str
+    words: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        mend = f"\n      -> {self.mend}" if self.mend else ""
+        return f"{self.level:4}  {self.name:9} {self.words}{mend}"
+
+
+def served_at(url: str, config: Config) -> Served:
+    """What the gateway at `url` serves; where none answers, what the settings say of it.
+
+    Raises `ConfigError` where neither tells the model and its context.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    asker = Asker(url, config.gateway.api_key)
+    served = asker.served()
+    if served is not None:
+        return served
+    gateway, model = config.gateway, config.model
+    if not gateway.context_length or not (model.served_name or model.path):
+        raise ConfigError(
+            f"no gateway of ours answers at {url} with this key: start it (openclaw-rl up), set "
+            "OPENCLAW_RL_API_KEY to its key, or give --served-name and --context-length"
+        )
+    longest = min(gateway.max_tokens, gateway.context_length)
+    return Served(f"{url}/v1", config.served_name, gateway.context_length, longest, gateway.api_key)
+
+
+def examine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """All findings, in the order in which things depend on each other."""
+    yield from _python(config)
+    yield from _model(config)
+    yield from gpu_shares(environ)
+    asker = Asker(base_url(config.gateway.host, config.gateway.port), config.gateway.api_key)
+    served = asker.served()
+    yield from _gateway(config, asker, served)
+    yield from _journal(config)
+    yield from _openclaw(environ, served)
+    if served is not None:
+        yield from _probe(asker.probe(served.model))
+
+
+def _python(config: Config) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("ok", "python", version)
+    missing = [name for name in ("torch", "peft") if importlib.util.find_spec(name) is None]
+    if missing and not config.engine.url:
+        yield Finding(
+            "warn",
+            "packages",
+            f"{' and '.join(missing)} missing: this machine can serve, but not run the model",
+            "pip install 'openclaw-rl[local]', or --engine-url",
+        )
+
+
+def _model(config: Config) -> Iterator[Finding]:
+    try:
+        preflight.check_model(config)
+    except ConfigError as error:
+        yield Finding("fail", "model", str(error), "give the folder of a Hugging Face model")
+    else:
+        yield Finding("ok", "model", f"{config.served_name} in {config.model.path}")
+
+
+def gpu_shares(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether the GPU counts that the launch scripts read fit together."""
+    counts: dict[str, int] = {}
+    for name in ("NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS"):
+        value = environ.get(name, "")
+        if value.isdecimal():
+            counts[name] = int(value)
+        elif value:
+            yield Finding("fail", "gpus", f"{name}={value!r} is no number", f"set {name} to one")
+    if not counts:
+        return
+    actor, rollout = counts.get("ACTOR_GPUS", 0), counts.get("ROLLOUT_GPUS", 0)
+    whole, prm = counts.get("NUM_GPUS"), counts.get("PRM_GPUS", 0)
+    if whole is not None and actor + rollout > whole:
+        words = f"ACTOR_GPUS {actor} + ROLLOUT_GPUS {rollout} is more than NUM_GPUS {whole}"
+        yield Finding("fail", "gpus", words, "lower one of the shares")
+    elif "ROLLOUT_GPUS" in counts and prm >= rollout:
+        words = f"PRM_GPUS {prm} leaves nothing of ROLLOUT_GPUS {rollout} to the policy"
+        yield Finding("fail", "gpus", words, "lower PRM_GPUS, or raise ROLLOUT_GPUS")
+    else:
+        yield Finding("ok", "gpus", ", ".join(f"{name} {n}" for name, n in counts.items()))
+
+
+def _gateway(config: Config, asker: Asker, served: Served | None) -> Iterator[Finding]:
+    health = asker.health()
+    if health is None:
+        host, port = config.gateway.host, config.gateway.port
+        try:
+            preflight.check_port(host, port, "--port")
+        except ConfigError as error:
+            yield Finding("fail", "port", str(error), "stop what listens there, or choose another")
+        else:
+            words = f"nothing answers at {asker.url}"
+            yield Finding("fail", "gateway", words, "start it: openclaw-rl up --model FOLDER")
+        return
+    engine = get(health.body, ("engine", "state"))
+    if engine is None:
+        words = f"what answers at {asker.url} is no gateway of ours"
+        yield Finding("fail", "port", words, "choose another --port")
+        return
+    if served is None:
+        words = f"{asker.url} refuses this key"
+        yield Finding("fail", "key", words, "set OPENCLAW_RL_API_KEY to the gateway's key")
+        return
+    yield Finding("ok", "gateway", f"{asker.url} serves {served.model}, weight version "
+                  f"{get(health.body, ('engine', 'weight_version')) or 0}")  # fmt: skip
+    yield Finding("ok", "key", "accepted" if asker.api_key else "none needed (loopback only)")
+    if engine != "ok":
+        words = "the engine does not answer" if engine == "waiting" else "no engine has come up"
+        yield Finding("fail", "engine", words, "start it: openclaw-rl train, or look at its log")
+    else:
+        yield Finding("ok", "engine", "answers")
+    if get(health.body, ("journal", "state")) != "ok":
+        yield Finding("fail", "journal", "the gateway cannot write it", "is the disk full?")
+
+
+def _journal(config: Config) -> Iterator[Finding]:
+    try:
+        status = read_status(config)
+    except JournalError as error:
+        yield Finding("warn", "journal", str(error), "--data names its folder; up makes it")
+        return
+    words = f"{config.journal_path}: {status['seen']} turns, {status['trained']} trained"
+    yield Finding("ok", "journal", words)
+    if status["by_source"]:
+        yield Finding("ok", "sessions", "recognised by " + render_sources(status["by_source"]))
+    for warning in status["warnings"]:
+        yield Finding("warn", "journal", warning)
+
+
+def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Finding]:
+    try:
+        openclaw = OpenClaw.find(environ)
+    except ConfigError as error:
+        yield Finding("fail", "openclaw", str(error), "mend the file, or restore a backup")
+        return
+    mend = "openclaw-rl connect"
+    if not is_connected(openclaw):
+        words = f"not connected ({openclaw.config_path} has no provider {PROVIDER})"
+        yield Finding("warn", "openclaw", words, mend)
+        return
+    try:
+        _ = openclaw.release
+    except ConfigError as error:
+        yield Finding("warn", "openclaw", str(error))
+        return
+    level: Level = "ok" if openclaw.version in TRIED else "warn"
+    tried = "" if level == "ok" else f" (tried were {' and '.join(TRIED)})"
+    yield Finding(level, "openclaw", f"{openclaw.version}{tried}, {openclaw.config_path}")
+    if served is None:
+        return
+    if served.context_length < SMALLEST_WINDOW:
+        words = f"a context of {served.context_length} tokens is too small for OpenClaw"
+        yield Finding("warn", "openclaw", words, f"a model with {SMALLEST_WINDOW} or more")
+    model = get(openclaw.config, ("agents", "defaults", "model"))
+    default = model if isinstance(model, str) else get(model, ("primary",))
+    if default != f"{PROVIDER}/{served.model}":
+        words = f"its default model is {default}, so only chats that choose ours are learned from"
+        yield Finding("warn", "openclaw", words, mend)
+    try:
+        change = plan_connect(openclaw, served, default=False)
+    except ConfigError as error:
+        yield Finding("fail", "openclaw", str(error))
+        return
+    if change.empty:
+        yield Finding("ok", "connected", "provider entry and plugin are as they should be")
+    else:
+        yield Finding("fail", "connected", "provider entry or plugin are not as they should be",
+                      f"{mend} (shows what would change)")  # fmt: skip
+
+
+def _probe(reply: Reply | None) -> Iterator[Finding]:
+    if reply is None or reply.status != 200:
+        status = "no answer" if reply is None else f"HTTP {reply.status}"
+        yield Finding("fail", "probe", f"a request gets {status}", "look at the gateway's log")
+        return
+    source, kind = (reply.headers.get(name) for name in ("x-session-source", "x-turn-type"))
+    words = f"answered; session recognised by {source}, taken as a {kind} turn"
+    if (source, kind) == ("header:x-session-id", "side"):
+        yield Finding("ok", "probe", words)
+    else:
+        yield Finding("fail", "probe", words, "something on the way takes the headers away")

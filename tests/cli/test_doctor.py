@@ -1,0 +1,189 @@
+"""`openclaw-rl connect` and `doctor` against a real gateway: what they say, and the exit status."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from openclaw_rl.cli import main
+from openclaw_rl.doctor import gpu_shares
+from openclaw_rl.journal import Fates, SourceCount
+from tests.fakes.model import tiny_tokenizer
+from tests.gateway.conftest import world
+
+KEY = "our-secret"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tiny_tokenizer(tmp_path_factory.mktemp("doctor"))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def openclaw(tmp_path, monkeypatch):
+    """An OpenClaw that has a configuration, and whose command is not on the PATH."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "openclaw.json").write_text('{"meta": {"lastTouchedVersion": "2026.9.6"}}')
+    for name in ("HOME", "OPENCLAW_STATE_DIR"):
+        monkeypatch.setenv(name, str(state))
+    monkeypatch.delenv("OPENCLAW_CONFIG_PATH", raising=False)
+    monkeypatch.setenv("PATH", "")
+    return state / "openclaw.json"
+
+
+@pytest.fixture
+async def served(tmp_path, model, monkeypatch):
+    async with world(tmp_path / "data", model, api_key=KEY, context_length=32000,
+                     default_max_tokens=4000) as made:  # fmt: skip
+        monkeypatch.setenv("OPENCLAW_RL_API_KEY", KEY)
+        monkeypatch.setenv("PORT", made.url.rpartition(":")[2])
+        monkeypatch.setenv("DATA_PATH", str(tmp_path / "data"))
+        monkeypatch.setenv("MODEL_PATH", str(model))
+        yield made
+
+
+async def run(capsys, *words: str) -> tuple[int, str]:
+    status = await asyncio.to_thread(main, list(words))
+    captured = capsys.readouterr()
+    assert KEY not in captured.out + captured.err
+    return status, captured.out + captured.err
+
+
+async def test_connect_asks_the_gateway_shows_and_only_then_does_it(capsys, openclaw, served):
+    before = openclaw.read_text()
+    status, said = await run(capsys, "connect")
+    assert status == 0
+    assert '"contextWindow": 32000' in said
+    assert '"maxTokens": 4000' in said
+    assert "add --yes" in said
+    assert openclaw.read_text() == before
+    assert (await run(capsys, "connect", "--yes"))[0] == 0
+    entry = json.loads(openclaw.read_text())["models"]["providers"]["openclaw-rl"]
+    assert (entry["apiKey"], entry["baseUrl"]) == (KEY, f"{served.url}/v1")
+    assert await run(capsys, "connect", "--yes") == (0, "nothing to change\n")
+    assert (await run(capsys, "connect", "--undo", "--yes"))[0] == 0
+    assert json.loads(openclaw.read_text()) == json.loads(before)
+
+
+async def test_connect_without_a_gateway_needs_to_be_told(capsys, openclaw, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODEL_PATH", "")
+    monkeypatch.delenv("OPENCLAW_RL_API_KEY", raising=False)
+    words = ["connect", "--url", "http://127.0.0.1:9/v1"]
+    status, said = await run(capsys, *words)
+    assert (status, said.count("\n")) == (2, 1)
+    assert "no gateway of ours answers" in said
+    told = ["--served-name", "qwen", "--context-length", "16384", "--keep-model"]
+    status, said = await run(capsys, *words, *told)
+    assert status == 0
+    for part in ('"baseUrl": "http://127.0.0.1:9/v1"', '"maxTokens": 8192', '"id": "qwen"'):
+        assert part in said
+    assert "primary" not in said
+
+
+async def test_doctor_is_content_with_what_works(capsys, openclaw, served):
+    await run(capsys, "connect", "--yes")
+    await served.chat("hi", extra_headers={"X-Session-Id": "s", "X-Turn-Type": "main"})
+    status, said = await run(capsys, "doctor")
+    assert status == 0, said
+    assert "fail" not in said
+    for line in ("serves tiny", "accepted", "2026.9.6", "as they should be",
+                 "session recognised by header:x-session-id, taken as a side turn",
+                 "recognised by header:x-session-id: 1 bound"):  # fmt: skip
+        assert line in said
+    assert served.turns()[-1].kind == "side"  # its probe is never trained
+
+
+async def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys, openclaw, served, monkeypatch):
+    status, said = await run(capsys, "doctor")
+    assert "not connected" in said
+    assert "-> openclaw-rl connect" in said
+    await run(capsys, "connect", "--yes")
+    openclaw.write_text(openclaw.read_text().replace("32000", "1000000"))
+    status, said = await run(capsys, "doctor")
+    assert status == 1
+    assert "not as they should be" in said
+    monkeypatch.setenv("OPENCLAW_RL_API_KEY", "another")
+    status, said = await run(capsys, "doctor")
+    assert status == 1
+    assert "refuses this key" in said
+    openclaw.write_text("{")
+    status, said = await run(capsys, "doctor")
+    assert status == 1
+    assert "is not JSON5" in said
+
+
+async def test_doctor_tells_a_dead_engine_from_a_dead_gateway(capsys, openclaw, served):
+    served.engine.healthy = False
+    status, said = await run(capsys, "doctor")
+    assert status == 1
+    assert "the engine does not answer" in said
+
+
+async def test_doctor_where_nothing_runs(capsys, openclaw, model, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENCLAW_RL_API_KEY", raising=False)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = str(other.getsockname()[1])
+        words = ["doctor", "--port", port, "--data", str(tmp_path / "none")]
+        status, said = await run(capsys, *words)
+        assert status == 1
+        assert "no model" in said
+    status, said = await run(capsys, *words, "--model", str(model))
+    assert status == 1
+    assert "start it: openclaw-rl up" in said
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("environ", "level", "said"),
+    [
+        ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "5"}, "fail", "more than NUM_GPUS"),
+        ({"ROLLOUT_GPUS": "2", "PRM_GPUS": "2"}, "fail", "leaves nothing"),
+        ({"NUM_GPUS": "many"}, "fail", "no number"),
+        ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "4", "PRM_GPUS": "2"}, "ok", "8"),
+    ],
+)
+def test_case_35_gpu_shares(environ, level, said):
+    (finding,) = gpu_shares(environ)
+    assert finding.level == level
+    assert said in finding.words
+
+
+def test_case_35_no_gpu_shares_are_no_finding():
+    assert list(gpu_shares({})) == []
+
+
+async def test_status_tells_by_source_what_is_bound(capsys, served):
+    named = {"X-Session-Id": "s"}
+    await served.chat("one", extra_headers=named)
+    await served.chat("aside", extra_headers={**named, "X-Turn-Type": "side"})
+    first = await served.chat("two", extra_headers={"User-Agent": "other"})
+    talk = [{"role": "user", "content": "two"}, first.replay(), {"role": "user", "content": "3"}]
+    await served.chat(talk, extra_headers={"User-Agent": "other"})
+    await served.chat("never followed", extra_headers={"User-Agent": "other"})
+    assert served.journal.fates().by_source == {
+        "header:x-session-id": SourceCount(bound=1, side=1),
+        "history": SourceCount(bound=1),
+        "new": SourceCount(bound=1, unbound=1),
+    }
+    _, said = await run(capsys, "status")
+    assert "sessions header:x-session-id: 1 bound + 1 side; new: 1 bound + 1 unbound; " in said
+
+
+async def test_a_warning_rises_when_nothing_binds(capsys, served):
+    for number in range(20):
+        await served.chat(f"question {number}")
+    _, said = await run(capsys, "status")
+    assert "no turn could be bound to a conversation" in said
+    assert any("bound" in words for words in (await served_health(served))["warnings"])
+    assert served.journal.fates().unbound == 20
+    assert Fates().unbound == 0
+
+
+async def served_health(served):
+    async with served.http.get(served.url + "/healthz") as response:
+        return await response.json()
