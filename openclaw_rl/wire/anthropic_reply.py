@@ -54,8 +54,9 @@ class MessagesStream:
         """One piece of the reply, in a block of its kind. A call goes out whole."""
         if event.kind == "tool_call":
             block = {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
-            data = self._switch("tool_use", block, always=True)
-            return data + self._delta("input_json_delta", "partial_json", event.arguments)
+            data = self._switch("tool_use", block)
+            data += self._delta("input_json_delta", "partial_json", event.arguments)
+            return data + self._close()
         if event.kind == "content":
             data = self._switch("text", {"type": "text", "text": ""})
             return data + self._delta("text_delta", "text", event.text)
@@ -87,8 +88,8 @@ class MessagesStream:
         """An error event; nothing follows."""
         return _event(**error_body(error))
 
-    def _switch(self, kind: str, block: Mapping[str, Any], always: bool = False) -> bytes:
-        if self._open == kind and not always:
+    def _switch(self, kind: str, block: Mapping[str, Any]) -> bytes:
+        if self._open == kind:
             return b""
         data = self._close()
         self._open = kind

@@ -6,6 +6,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.gateway.conftest import world
+from tests.wire.test_mutations import CHAT, MESSAGES, WRONG, changed, paths
+
 HI = {"role": "user", "content": "hi"}
 
 
@@ -97,3 +100,80 @@ async def test_names_of_ignored_keys_cannot_forge_log_lines(served, caplog):
     assert status == 200
     assert "evil" in caplog.text
     assert "\n00:00:00 E" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/messages", MESSAGES)]
+)
+async def test_case_04_a_field_in_a_wrong_form_is_served_or_leaves_nothing(served, path, body):
+    """The parser's own test goes through all of them; here every few, all the way."""
+    bodies = [changed(body, place, value) for place in paths(body) for value in WRONG][::9]
+    for made in bodies:
+        asked, seen = len(served.engine.requests), served.journal.fates().seen
+        status, answer = await served.post(json.dumps(made).encode(), path)
+        if status == 200:
+            continue
+        assert status == 400, answer
+        assert answer["error"]["type"] == "invalid_request_error"
+        assert answer["error"]["message"]
+        assert len(served.engine.requests) == asked
+        assert served.journal.fates().seen == seen
+    assert served.engine.requests
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("depth", [100, 900, 1500, 100_000])
+async def test_case_04_deep_nesting_of_blocks_is_served_or_refused(served, path, depth):
+    deep = nested(depth)
+    head = '{"max_tokens":3,"messages":[{"role":"user","content":"hi"}'
+    use = '{"type":"tool_use","id":"c","name":"f","input":' + deep + "}"
+    result = '{"type":"tool_result","tool_use_id":"c","content":' + "[" * depth + "]" * depth + "}"
+    for body in (
+        head + '],"metadata":' + deep + "}",
+        head + '],"tools":[{"name":"f","input_schema":' + deep + "}]}",
+        head + '],"system":' + "[" * depth + "]" * depth + "}",
+        head + ',{"role":"assistant","content":[' + use + ']},{"role":"user","content":"x"}]}',
+        head + ',{"role":"user","content":[' + result + "]}]}",
+    ):
+        for _ in range(2):
+            status, answer = await served.post(body.encode(), path, **{"x-session-id": "s"})
+            assert status in (200, 400), answer
+            assert status == 200 or answer["type"] == "error"
+            assert status == 200 or answer["error"]["type"] == "invalid_request_error"
+
+
+async def test_errors_are_told_in_the_words_of_the_dialect(tmp_path, model):
+    async with world(tmp_path, model, max_body_bytes=2000, max_inflight=1) as served:
+        big = json.dumps({"messages": [HI], "max_tokens": 1, "system": "x" * 3000}).encode()
+        status, answer = await served.post(big, "/v1/messages")
+        assert (status, answer["error"]["type"]) == (413, "request_too_large")
+        status, answer = await served.post(big, "/v1/chat/completions")
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+        status, answer = await served.post(b"{}", "/v1/messages/batches")
+        assert (status, answer["error"]["type"]) == (404, "not_found_error")
+        async with served.http.get(f"{served.url}/v1/messages") as response:
+            assert response.status == 405
+            assert (await response.json())["type"] == "error"
+        served.engine.gated = True
+        body = {"messages": [HI], "max_tokens": 1}
+        asking = asyncio.ensure_future(served.post(body, "/v1/messages"))
+        await served.engine.arrived(1)
+        status, answer = await served.post(body, "/v1/messages")
+        assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
+        await served.engine.open_gate()
+        assert (await asking)[0] == 200
+
+
+async def test_a_journal_and_log_without_a_word_of_a_refused_message(served, caplog):
+    caplog.set_level("DEBUG")
+    secret = "xylophone armadillo"
+    for body in (
+        {"max_tokens": 1, "messages": [{"role": secret, "content": secret}]},
+        {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": secret}]}]},
+        {"max_tokens": secret, "messages": [{"role": "user", "content": secret}]},
+    ):
+        status, answer = await served.post(body, "/v1/messages")
+        assert status == 400
+        assert secret not in json.dumps(answer)
+    assert secret not in caplog.text
+    assert served.journal.fates().seen == 0
