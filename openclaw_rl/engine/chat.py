@@ -62,6 +62,7 @@ class ChatTokenizer:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer)
+        self._single: dict[int, str] = {}
         self.context_length = context_length
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self._arguments_as_text = self._probe_arguments()
@@ -167,7 +168,14 @@ class ChatTokenizer:
         return (self._special | self.eos_ids) - visible
 
     def _decode_all(self, ids: Sequence[int]) -> str:
-        return cast(str, self._backend.decode(list(ids), skip_special_tokens=False))
+        if len(ids) != 1:
+            return cast(str, self._backend.decode(list(ids), skip_special_tokens=False))
+        # A stream decodes each token alone as well; there are no more of them than the vocabulary.
+        text = self._single.get(ids[0])
+        if text is None:
+            text = cast(str, self._backend.decode(list(ids), skip_special_tokens=False))
+            self._single[ids[0]] = text
+        return text
 
     def _apply(
         self,

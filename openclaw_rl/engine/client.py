@@ -52,14 +52,15 @@ class _Call:
 
 
 class _Patience:
-    """How long to go on without progress. Pauses grow; progress makes it fresh again."""
+    """How long to go on without progress. Pauses grow; progress makes it fresh again, and time
+    counts from the first pause after it."""
 
-    def __init__(self, seconds: float, now: float) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self.progress(now)
+        self.progress()
 
-    def progress(self, now: float) -> None:
-        self._since = now
+    def progress(self) -> None:
+        self._since: float | None = None
         self._pause = 0.0
         self._faults = 0
 
@@ -68,6 +69,8 @@ class _Patience:
         self._faults += faulty
         if self._faults >= _FAULTS:
             raise EngineUnavailable(f"{reason}; gave up after {_FAULTS} tries")
+        if self._since is None:
+            self._since = now
         left = self._since + self._seconds - now
         if left <= 0:
             raise EngineUnavailable(f"{reason}; gave up after {self._seconds:g} s")
@@ -122,7 +125,7 @@ class SGLangEngine:
             raise EngineError("a request with this rid is under way already")
         grammar = any(sampling.get(name) for name in _GRAMMARS)
         call = self._calls[rid] = _Call(rid, grammar, on_wait)
-        patience = _Patience(self._wait_seconds, _now())
+        patience = _Patience(self._wait_seconds)
         body: dict[str, Any] = {"stream": True, "return_logprob": True}
         if top_logprobs:
             body["top_logprobs_num"] = top_logprobs
@@ -147,7 +150,7 @@ class SGLangEngine:
                         async for delta in deltas:
                             if delta.ids:
                                 got += delta.ids
-                                patience.progress(_now())
+                                patience.progress()
                             version = delta.version or version
                             at_work = delta.finish is None
                             finish = delta.finish
@@ -190,7 +193,7 @@ class SGLangEngine:
         if start == len(ids):
             return Scores([], [] if top else None)
         body = scoring_body(ids, start, top, rid)
-        patience = _Patience(self._wait_seconds, _now())
+        patience = _Patience(self._wait_seconds)
         fresh = False
         while True:
             try:
@@ -237,11 +240,11 @@ class SGLangEngine:
         reader = ReplyReader(len(body["input_ids"]), top="top_logprobs_num" in body)
         lines = EventLines()
         call.tries += 1
-        transport = self._transport
+        fresh = call.tries > 1
         try:
-            async with transport.generate(body, routing_key, fresh=call.tries > 1) as exchange:
+            async with self._transport.generate(body, routing_key, fresh=fresh) as exchange:
                 call.response = exchange.response
-                while chunk := await transport.read(exchange):
+                while chunk := await exchange.read():
                     waiting: Delta | None = None
                     for payload in lines.feed(chunk):
                         if payload == b"[DONE]":

@@ -28,6 +28,9 @@ _ARRAYS = (
 """The arrays that grow, in the order in which they are sent, and how each ends."""
 _SHORT = 2048
 """Bytes up to which an event is parsed whole: that is faster than looking for its tail."""
+_IN_META = ("output_token_logprobs", "output_top_logprobs")
+_Known = tuple[bytes, bytes, bytes]
+"""An array that was read: its key up to the bracket, its text, and how it ends."""
 _Tail = tuple[dict[str, Any], list[int], list[Any], list[Any] | None]
 """An event without its arrays, and what is new in each of them."""
 
@@ -41,7 +44,7 @@ class ReplyReader:
         self._top = top
         self._version = ""
         self._arrays = _ARRAYS if top else _ARRAYS[:2]
-        self._known: list[bytes] | None = None
+        self._known: list[_Known] | None = None
         self._cumulative_logprobs: bool | None = None
         self._first: list[Any] = []
 
@@ -135,37 +138,35 @@ class ReplyReader:
         if self._known is None:
             return None
         known, self._known = self._known, None
-        rest, done = b"", 0
-        news: list[bytes] = []
-        texts: list[bytes] = []
-        for (key, close), text in zip(self._arrays, known, strict=True):
-            start = _array(payload, key)
-            if start < done or not payload.startswith(text, start):
+        pieces: list[bytes] = []
+        now: list[_Known] = []
+        done = 0
+        for head, text, close in known:
+            start = payload.find(head, done) + len(head)
+            middle = end = start + len(text)
+            if start < done + len(head) or not payload.startswith(text, start):
                 return None
-            end = middle = start + len(text)
-            if payload[end : end + 1] != b"]":
+            begins = payload[middle : middle + 1]
+            if begins == b",":
                 end = payload.find(close, middle) + len(close) - 1
-                if end < middle:
-                    return None
-            rest += payload[done:start]
-            news.append(payload[middle:end])
-            texts.append(payload[start:end])
+            if end < middle or begins not in (b",", b"]"):
+                return None  # the last known element went on: 1 became 12
+            pieces += (payload[done:start], payload[middle + 1 : end])
+            now.append((head, payload[start:end], close))
             done = end
+        pieces.append(payload[done:])
         try:
-            tails = [_tail(new) for new in news]
-            event = _loads(rest + payload[done:])
-        except EngineError:
+            event = loads(b"".join(pieces))
+            meta, ids = event["meta_info"], event["output_ids"]
+            tails = [meta[name] for name in _IN_META[: len(known) - 1]]
+            if meta["completion_tokens"] != self.seen + len(ids):
+                return None
+            if any(len(tail) != len(ids) for tail in tails):
+                return None
+        except (ValueError, KeyError, TypeError):
             return None  # cut at the wrong place: a null where a list was expected
-        meta = event.get("meta_info") if isinstance(event, dict) else None
-        ids, entries = tails[0], tails[1]
-        if not isinstance(meta, dict) or ids is None or entries is None:
-            return None
-        if meta.get("completion_tokens") != self.seen + len(ids):
-            return None
-        if any(tail is None or len(tail) != len(ids) for tail in tails):
-            return None
-        self._known = texts
-        return event, ids, entries, tails[2] if self._top else None
+        self._known = now
+        return event, ids, tails[0], tails[1] if self._top else None
 
     # --- the rest of an event ------------------------------------------------------------------
 
@@ -222,9 +223,11 @@ def _array(payload: bytes, key: bytes) -> int:
     return payload.index(b"[", at + len(key)) + 1
 
 
-def _known_text(payload: bytes, arrays: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
-    """The text of each array, without its brackets; None where one is not found."""
-    texts, done = [], 0
+def _known_text(payload: bytes, arrays: Sequence[tuple[bytes, bytes]]) -> list[_Known] | None:
+    """The text of each array, without its brackets, and what surrounds it; None where one is not
+    found."""
+    texts: list[_Known] = []
+    done = 0
     for key, close in arrays:
         start = _array(payload, key)
         end = payload.find(close, start) + len(close) - 1
@@ -233,20 +236,9 @@ def _known_text(payload: bytes, arrays: Sequence[tuple[bytes, bytes]]) -> list[b
             return None
         if end < start:
             return None
-        texts.append(payload[start:end])
+        texts.append((payload[payload.find(key) : start], payload[start:end], close))
         done = end
     return texts
-
-
-def _tail(text: bytes) -> list[Any] | None:
-    """The elements behind a known beginning of an array: `,5,6` -> [5, 6]."""
-    text = text.strip()
-    if not text:
-        return []
-    if not text.startswith(b","):
-        return None  # the last known element went on: 1 became 12
-    value = _loads(b"[" + text[1:] + b"]")
-    return value if isinstance(value, list) else None
 
 
 def _loads(payload: bytes) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,12 +40,63 @@ class Lost(Exception):
         self.faulty = faulty
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
-    """An answer under way. `finished`: its last event has been read."""
+    """An answer under way. `finished`: its last event has been read. `silent`: no byte came for
+    long, and no sign of life from the engine either."""
 
     response: aiohttp.ClientResponse
     finished: bool = False
+    silent: bool = False
+    reads: int = 0
+    waits: bool = False
+
+    async def read(self) -> bytes:
+        """The next bytes, or b"" at the end. No clock is asked: see `_Watchdog`."""
+        self.waits = True
+        data: bytes = await self.response.content.readany()
+        self.waits = False
+        self.reads += 1
+        return data
+
+
+class _Watchdog:
+    """Looks at an exchange now and then: a timer for each read would cost more than the read.
+
+    Where nothing came from one look to the next, the engine is asked for a sign of life; without
+    one the exchange is closed as `silent`.
+    """
+
+    def __init__(
+        self, exchange: Exchange, seconds: float, alive: Callable[[], Coroutine[Any, Any, bool]]
+    ) -> None:
+        self._exchange = exchange
+        self._seconds = seconds
+        self._alive = alive
+        self._asking: asyncio.Task[None] | None = None
+        self._look_later()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._seconds, self._look, self._exchange.reads)
+
+    def _look(self, reads: int) -> None:
+        if self._exchange.waits and self._exchange.reads == reads:
+            self._asking = asyncio.ensure_future(self._ask(reads))
+        else:
+            self._look_later()
+
+    async def _ask(self, reads: int) -> None:
+        if not await self._alive() and self._exchange.reads == reads:
+            self._exchange.silent = True
+            self._exchange.response.close()
+        else:
+            self._look_later()
 
 
 class Transport:
@@ -74,7 +125,7 @@ class Transport:
         headers = {"Content-Type": "application/json"}
         if routing_key is not None:
             headers["X-SMG-Routing-Key"] = routing_key
-        own = None
+        own = watchdog = None
         if fresh or self._now() - self._last_answer > _POOL_SECONDS:
             own = self._fresh(total=None)
         exchange = None
@@ -91,28 +142,21 @@ class Transport:
             if exchange.response.status != 200:
                 await _raise_for(exchange.response, len(body["input_ids"]))
             self._last_answer = self._now()
+            watchdog = _Watchdog(exchange, self._silence_seconds, lambda: self._alive(base))
             yield exchange
         except aiohttp.InvalidURL:
             raise EngineError("the engine's address is not a URL") from None
         except (aiohttp.ClientError, OSError) as error:
+            if exchange is not None and exchange.silent:
+                raise Lost("the engine has fallen silent") from None
             raise Lost(f"the connection to the engine broke ({type(error).__name__})") from None
         finally:
+            if watchdog is not None:
+                watchdog.end()
             if exchange is not None:
                 self._part(exchange, own is None)
             if own is not None:
                 await own.close()
-
-    async def read(self, exchange: Exchange) -> bytes:
-        """The next bytes, or b"" at the end."""
-        response = exchange.response
-        while True:
-            try:
-                async with asyncio.timeout(self._silence_seconds):
-                    return await response.content.readany()
-            except TimeoutError:
-                base = str(response.url).removesuffix("/generate")
-                if not await self._alive(base):
-                    raise Lost("the engine has fallen silent") from None
 
     async def close(self) -> None:
         """Waits until finished connections are back in the pool."""

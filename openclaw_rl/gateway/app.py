@@ -12,6 +12,7 @@ import gc
 import json
 import logging
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -39,6 +40,10 @@ PARTS = web.AppKey("parts", Parts)
 AUTH = web.AppKey("auth", Auth)
 SETTINGS = web.AppKey("settings", GatewaySettings)
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread (tokenizer, journal) waits for the busy event loop to let it go on. Python's
+5 ms, once for each statement of SQLite's, would be most of a reply's commit under load."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -106,6 +111,7 @@ async def run(
         # What was imported and loaded stays: scanning it again and again would stall every stream.
         gc.collect()
         gc.freeze()
+        sys.setswitchinterval(SWITCH_SECONDS)
         log.info("gateway %s: model %s at %s/v1", __version__, settings.served_name, url)
         if on_ready is not None:
             on_ready(url)

@@ -128,13 +128,16 @@ class StreamSink:
     async def _send(self, data: bytes) -> None:
         self._last_write = asyncio.get_running_loop().time()
         try:
-            async with self._starting:  # the keep-alive and the first token may come together
-                if self.response is None:
-                    data = self._stream.start(self._turn.usage) + data
-                    self.response = self._new_response()
-                    await self.response.prepare(self._http)
+            response = self.response
+            if response is None or not response.prepared:
+                async with self._starting:  # the keep-alive and the first token may come together
+                    if self.response is None:
+                        data = self._stream.start(self._turn.usage) + data
+                        self.response = self._new_response()
+                        await self.response.prepare(self._http)
+                    response = self.response
             if data:
-                await self.response.write(data)
+                await response.write(data)
         except ConnectionError as error:
             raise ClientGone from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
 from typing import Any
 
 from openclaw_rl.wire.chat import parse_chat_request
@@ -21,6 +22,10 @@ from openclaw_rl.wire.dialect import (
 )
 from openclaw_rl.wire.errors import WireError, error_body
 from openclaw_rl.wire.reply import ReplyEvent
+
+_HOLE = "\ue000"
+"""Stands for a text that is not known yet; nothing behind it in a chunk is a client's or a model's,
+so the last one is it."""
 
 _LOWEST = -9999.0
 """What the OpenAI API writes for a log-probability that JSON cannot hold (minus infinity)."""
@@ -59,6 +64,11 @@ class ChatStream:
             "created": head.created,
             "model": head.model,
         }
+        # Nearly every chunk is a piece of text: all around it is the same, and written once.
+        self._pieces = {
+            "reasoning": self._around({"reasoning_content": _HOLE}),
+            "content": self._around({"content": _HOLE}),
+        }
 
     def start(self, usage: Usage) -> bytes:
         """The first chunk: the role."""
@@ -66,6 +76,9 @@ class ChatStream:
 
     def event(self, event: ReplyEvent, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
         """One piece of the reply; a tool call goes out whole, in one chunk."""
+        if logprobs is None and event.kind != "tool_call":
+            before, behind = self._pieces[event.kind]
+            return before + encode_basestring(event.text).encode("utf-8", "replace") + behind
         if event.kind == "reasoning":
             return self._chunk({"reasoning_content": event.text}, logprobs=logprobs)
         if event.kind == "content":
@@ -97,6 +110,10 @@ class ChatStream:
     def fail(self, error: WireError) -> bytes:
         """An error object in place of the rest."""
         return _data(error_body(error)) + _DONE
+
+    def _around(self, delta: Mapping[str, Any]) -> tuple[bytes, bytes]:
+        before, _, behind = self._chunk(delta).rpartition(encode_basestring(_HOLE).encode())
+        return before, behind
 
     def _chunk(
         self,

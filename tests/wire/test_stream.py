@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from openclaw_rl.wire.chat import parse_chat_request
@@ -81,3 +84,14 @@ def test_an_error_in_mid_stream_is_an_error_object_and_the_end():
     error = chunks(raw)[0]["error"]
     assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
     assert raw.endswith(b"data: [DONE]\n\n")
+
+
+@given(st.text(), st.sampled_from(["content", "reasoning"]), st.booleans(), st.text(max_size=9))
+def test_a_prewritten_chunk_is_the_json_of_the_same_chunk(text, kind, usage, model):
+    options = {"stream_options": {"include_usage": usage}}
+    raw = ChatStream(replace(head(**options), model=model)).event(ReplyEvent(kind, text))
+    name = "content" if kind == "content" else "reasoning_content"
+    (chunk,) = chunks(raw)
+    assert chunk["model"] == model
+    assert chunk["choices"] == [{"index": 0, "delta": {name: text}, "finish_reason": None}]
+    assert raw.count(b"\n") == 2
