@@ -320,6 +320,49 @@ def test_a_weight_multiplies_every_term_and_metric_of_its_token(which):
         torch.testing.assert_close(value, same_metrics[name])
 
 
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("loss_fn", [combined_loss, topk_opd_loss])
+def test_turns_in_one_sample_have_the_gradient_of_separate_ones(loss_fn, per_token):
+    """Weight D / n_i for the tokens of turn i, D being the sample's denominator."""
+    batch, logits, _ = with_topk([(3, 9)], seed=4)
+    mask = torch.tensor([1.0, 1, 0, 0, 0, 1, 1, 1, 1]).double()  # turn, next state, turn
+    turns = [(0, 2), (5, 9)]
+    args = Namespace(opd_top_k=3, opd_tail=True, use_kl_loss=True, kl_loss_coef=0.3)
+    signals = batch["values"][0]
+    batch["values"] = [_weighed(signals, _merged_weights(turns, mask, per_token))]
+    denominator = 1.0 if per_token else mask.sum()
+    logits.grad = None
+    loss, _ = loss_fn(args, batch, logits, lambda x: (x * mask).sum() / denominator)
+    loss.backward()
+    merged = logits.grad.clone()
+
+    separate = torch.zeros_like(merged)
+    for start, end in turns:
+        one = {key: values[:] for key, values in batch.items()}
+        one["unconcat_tokens"] = [batch["unconcat_tokens"][0][: 3 + end]]
+        one["total_lengths"], one["response_lengths"] = [3 + end], [end - start]
+        for key in ("advantages", "log_probs", "ref_log_probs", "rollout_log_probs"):
+            one[key] = [batch[key][0][start:end]]
+        topk = signals.topk_ids[start:end], signals.topk_log_probs[start:end]
+        one["values"] = [TokenSignals(torch.ones(end - start).double(), None, *topk)]
+        logits.grad = None
+        n = 1.0 if per_token else end - start
+        loss_fn(args, one, logits, lambda x, n=n: x.sum() / n)[0].backward()
+        separate += logits.grad
+    torch.testing.assert_close(merged, separate)
+
+
+def _merged_weights(turns, mask, per_token):
+    weights = torch.ones_like(mask)
+    for start, end in () if per_token else turns:
+        weights[start:end] = mask.sum() / (end - start)
+    return weights
+
+
+def _weighed(s, weights):
+    return TokenSignals(weights, s.teacher_log_probs, s.topk_ids, s.topk_log_probs)
+
+
 # --- arguments, empty micro-batches ---------------------------------------------------------------
 
 
