@@ -156,6 +156,8 @@ def command(args: Any, name: str) -> list[str]:
     flags = {"--model": args.hf_checkpoint, "--data": str(journal.parent)}
     if name == "serve":
         flags["--temperature"] = getattr(args, "rollout_temperature", None)
+        # Its turns must hold the policy's candidates, or the judge has nothing to compare.
+        flags["--opd-top-k"] = getattr(args, "opd_top_k", None)
         flags |= _flags(args, GatewayConfig, "gateway_")
     else:
         # The weights of both signals too: the judge asks for none that counts nothing.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config import load_config
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.slime.services import Services, _ask, command, gateway_url
 from tests.e2e.system import free_port
@@ -45,6 +46,14 @@ def test_slimes_settings_reach_gateway_and_judge(tmp_path: Path):
         "--judge-url": "http://j/v1", "--prm-m": "5", "--judge-timeout": "9.5",
         "--reward-key": "quality", "--w-rl": "0.0", "--w-opd": "1.0",
     }  # fmt: skip
+
+
+def test_both_services_know_of_a_distillation_over_the_top_k(tmp_path: Path):
+    args = arguments(tmp_path, opd_top_k=4, opd_hints=3, opd_tail=True)
+    assert flags(command(args, "serve"))["--opd-top-k"] == "4"
+    own = {"--opd-top-k": "4", "--opd-hints": "3", "--opd-tail": "True"}
+    assert own.items() <= flags(command(args, "judge")).items()
+    assert load_config({"train.opd_tail": "True"}, {}).train.opd_tail
 
 
 def test_the_command_line_takes_every_flag(tmp_path: Path):
