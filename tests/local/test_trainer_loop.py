@@ -122,6 +122,43 @@ def test_rewarded_replies_rise_and_punished_ones_fall(tmp_path, loss):
     assert sum(up) > 0 > sum(down)
 
 
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("loss", ["topk_opd_loss", "combined_loss"])
+def test_candidates_that_the_teacher_favours_become_likelier(tmp_path, loss, tail):
+    """Over the policy's own likeliest tokens, sampled or not: the teacher doubles the second and
+    halves the first of each place."""
+    books, rollout = world(turn_count=8, per_batch=8)
+    t = make(
+        tmp_path, books, rollout, custom_loss_function_path=f"openclaw_rl.losses.{loss}",
+        opd_top_k=3, opd_tail=tail, w_rl=0.0,
+    )  # fmt: skip
+    t.resume()
+    samples = [g[0] for g in rollout(t.args, 0, None).samples]
+
+    def log_probs(s: Any) -> torch.Tensor:
+        with torch.no_grad():
+            logits = t.model(torch.tensor([s.tokens])).logits[0]
+        return torch.log_softmax(logits, -1)[-s.response_length - 1 : -1]
+
+    step = math.log(2)
+    for s in samples:
+        best = log_probs(s).topk(3)
+        teacher = best.values + torch.tensor([-step, step, 0.0])
+        s.metadata["topk"] = {"ids": best.indices.tolist(), "log_probs": teacher.tolist()}
+        s.teacher_log_probs = None
+
+    def mean(rank: int) -> float:
+        places = [torch.tensor(s.metadata["topk"]["ids"])[:, rank, None] for s in samples]
+        found = [log_probs(s).gather(1, at) for s, at in zip(samples, places, strict=True)]
+        return float(torch.cat(found).mean())
+
+    before = [mean(0), mean(1)]
+    [report] = t.train(samples, 0)
+    assert report.skipped is None
+    assert mean(0) < before[0]
+    assert mean(1) > before[1]
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
