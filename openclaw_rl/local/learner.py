@@ -56,7 +56,7 @@ class Learner:
     def __init__(
         self, args: Namespace, model: Any, give_way: Callable[[], None] = lambda: None
     ) -> None:
-        loss_hook = hook(args, "custom_loss_function_path", "loss")
+        loss_hook = hook(args, "custom_loss_function_path", "custom_loss")
         if loss_hook is None:
             raise HookError("--custom-loss-function-path: no loss is named")
         self.args, self.model, self.give_way = args, model, give_way

@@ -180,7 +180,7 @@ def test_loss_hook_sees_slimes_contract(model, tmp_path):
     hook = tmp_path / "loss.py"
     hook.write_text(
         "import torch\n"
-        "def loss(args, batch, logits, sum_of_sample_mean):\n"
+        "def custom_loss(args, batch, logits, sum_of_sample_mean):\n"
         "    n = len(batch['unconcat_tokens'])\n"
         "    total, resp = batch['total_lengths'], batch['response_lengths']\n"
         "    assert logits.dim() == 3 and logits.shape[:2] == (1, sum(total))\n"

@@ -186,7 +186,7 @@ def test_requests_pass_while_the_trainer_works(model_dir, tmp_path):
 
 def test_case_06_serving_goes_on_without_the_trainer(model_dir, tmp_path):
     hook = tmp_path / "loss.py"
-    hook.write_text("def loss(*a):\n    raise ValueError\n")
+    hook.write_text("def custom_loss(*a):\n    raise ValueError\n")
     args = arguments(model_dir, tmp_path, custom_loss_function_path=str(hook), rollout_batch_size=1)
     with Journal.open(args.journal_path) as journal, Running(args) as host:
         play(journal, host.url, "t0", [1, 2], 1.0)

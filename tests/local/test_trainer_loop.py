@@ -214,7 +214,7 @@ def test_a_step_beyond_its_limits_is_left_out_and_said(tmp_path, caplog, changes
     name = changes.get("custom_loss_function_path")
     if name:
         path = tmp_path / f"{name}.py"
-        path.write_text(f"def loss(args, batch, logits, reduce):\n    {hooks[name]}\n")
+        path.write_text(f"def custom_loss(args, batch, logits, reduce):\n    {hooks[name]}\n")
         changes = {"custom_loss_function_path": str(path)}
     books, rollout = world(turn_count=4)
     t = make(tmp_path / "save", books, rollout, **changes)
@@ -439,7 +439,7 @@ def test_a_full_disk_leaves_weights_and_books_as_saved(tmp_path, quick, monkeypa
 
 def test_a_broken_hook_stops_training_and_keeps_the_turns(tmp_path):
     path = tmp_path / "loss.py"
-    path.write_text("def loss(*a):\n    raise KeyError('secret words')\n")
+    path.write_text("def custom_loss(*a):\n    raise KeyError('secret words')\n")
     books, rollout = world(turn_count=2)
     t = make(tmp_path / "s", books, rollout, custom_loss_function_path=str(path))
     t.resume()
