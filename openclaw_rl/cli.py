@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
             epilog="Settings come from --config, then the environment, then flags; later wins.",
         )
+        command.add_argument("--config", metavar="FILE", help="TOML file with the settings below")
         add_flags(command)
         if name == "status":
             command.add_argument("--json", action="store_true", help="print it as JSON")

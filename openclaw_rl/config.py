@@ -11,30 +11,42 @@ import dataclasses
 import difflib
 import ipaddress
 import math
+import os
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import Config
 
-
-def _sections() -> dict[str, type]:
-    hints = typing.get_type_hints(Config)
-    return {item.name: hints[item.name] for item in dataclasses.fields(Config)}
+Tree = TypeVar("Tree", bound=Config)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every setting that has a flag to `parser`, grouped by section."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file with the settings below")
-    for section, kind in _sections().items():
+def _sections(tree: type[Config]) -> dict[str, type]:
+    hints = typing.get_type_hints(tree)
+    return {item.name: hints[item.name] for item in dataclasses.fields(tree)}
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    tree: type[Config] = Config,
+    wanted: Callable[[str], bool] = lambda key: True,
+) -> None:
+    """Add every setting of `tree` that has a flag, and whose key (`section.name`) is wanted, to
+    `parser`, grouped by section."""
+    for section, kind in _sections(tree).items():
+        items = [
+            item
+            for item in dataclasses.fields(kind)
+            if item.metadata["flag"] and wanted(f"{section}.{item.name}")
+        ]
+        if not items:
+            continue
         group = parser.add_argument_group(f"[{section}]", (kind.__doc__ or "").splitlines()[0])
-        for item in dataclasses.fields(kind):
+        for item in items:
             flag = item.metadata["flag"]
-            if flag is None:
-                continue
             notes = []
             switch = isinstance(item.default, bool)
             if item.default != "" and "default" not in item.metadata["help"]:
@@ -53,17 +65,39 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             )
 
 
+def environment() -> dict[str, str]:
+    """This process's environment, for a command line to hand on."""
+    return dict(os.environ)
+
+
+@overload
 def load_config(
     flags: Mapping[str, str | None], environ: Mapping[str, str], file: str | None = None
-) -> Config:
+) -> Config: ...
+@overload
+def load_config(
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    file: str | None = None,
+    *,
+    tree: type[Tree],
+) -> Tree: ...
+def load_config(
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    file: str | None = None,
+    *,
+    tree: type[Any] = Config,
+) -> Any:
     """Return the configuration from `file`, `environ` and `flags` (later ones win).
 
     `flags` has keys such as `gateway.port`, as `add_flags` parses them. Raises `ConfigError`.
     """
-    values: dict[str, dict[str, Any]] = {section: {} for section in _sections()}
+    sections = _sections(tree)
+    values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     if file:
-        _read_file(Path(file).expanduser(), values)
-    for section, kind in _sections().items():
+        _read_file(Path(file).expanduser(), values, sections)
+    for section, kind in sections.items():
         types = typing.get_type_hints(kind)
         for item in dataclasses.fields(kind):
             env, key = item.metadata["env"], f"{section}.{item.name}"
@@ -74,12 +108,12 @@ def load_config(
             if item.name in values[section]:
                 raw, origin = values[section][item.name]
                 values[section][item.name] = _convert(raw, types[item.name], item, origin)
-    config = Config(**{name: kind(**values[name]) for name, kind in _sections().items()})
+    config = tree(**{name: kind(**values[name]) for name, kind in sections.items()})
     _check(config)
     return config
 
 
-def _read_file(path: Path, values: dict[str, dict[str, Any]]) -> None:
+def _read_file(path: Path, values: dict[str, dict[str, Any]], sections: Mapping[str, type]) -> None:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -91,7 +125,7 @@ def _read_file(path: Path, values: dict[str, dict[str, Any]]) -> None:
             raise ConfigError(f"{path}: no section [{section}]{_similar(section, values)}")
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: [{section}] must be a section")
-        names = [item.name for item in dataclasses.fields(_sections()[section])]
+        names = [item.name for item in dataclasses.fields(sections[section])]
         for name, value in content.items():
             if name not in names:
                 raise ConfigError(f"{path}: [{section}] has no {name!r}{_similar(name, names)}")

@@ -180,6 +180,13 @@ class JudgeConfig:
         "", "model name at the PRM's address", flag="--prm-model", env="PRM_MODEL"
     )
     prm_api_key: str = _setting("", "key for it", env="PRM_API_KEY", secret=True)
+    prm_model_path: str = _setting(
+        "",
+        "folder of the PRM's model: its tokenizer; on slime, also what serves it "
+        "(default: the base model)",
+        flag="--prm-model-path",
+        env="PRM_MODEL_PATH",
+    )
     judge_url: str = _setting(
         "",
         "OpenAI-compatible address of the judge that writes hints",
@@ -190,6 +197,12 @@ class JudgeConfig:
         "", "model name at the judge's address", flag="--judge-model", env="JUDGE_MODEL"
     )
     judge_api_key: str = _setting("", "key for it", env="JUDGE_API_KEY", secret=True)
+    judge_model_path: str = _setting(
+        "",
+        "folder of the judge's model (default: the base model)",
+        flag="--judge-model-path",
+        env="JUDGE_MODEL_PATH",
+    )
     teacher_url: str = _setting(
         "", "engine that scores the hinted reply (default: the base)", flag="--teacher-url"
     )

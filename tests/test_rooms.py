@@ -20,7 +20,10 @@ MAY_IMPORT = {
     "rollout": {"journal", "session"},
     "losses": set(),
     # settings and supervisor: it starts gateway and judge as the command line does.
-    "slime": {"journal", "judge", "rollout", "losses", "settings", "supervisor"},
+    "slime": {
+        *("journal", "judge", "rollout", "losses", "settings", "supervisor"),
+        *("config", "hook_args", "preflight"),  # the launcher, a command line of its own
+    },
     "connect": set(),
     "local": {"wire", "session", "journal", "engine", "judge", "rewards", "rollout", "losses"},
 }

@@ -1,0 +1,3 @@
+from tests.launch.kit import place
+
+__all__ = ["place"]
