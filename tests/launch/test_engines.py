@@ -1,7 +1,7 @@
 """The division of the GPUs."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import ConfigError
@@ -72,6 +72,7 @@ def test_several_machines():
     assert shares(layout) == {"policy": 16}
 
 
+@settings(deadline=None)  # machines that run tests are busy
 @given(
     nodes=st.integers(1, 4),
     per_node=st.integers(1, 8),
