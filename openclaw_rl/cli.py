@@ -1,4 +1,4 @@
-"""The command line: `openclaw-rl up | serve | judge | train | status | connect | doctor`."""
+"""The command line: `openclaw-rl COMMAND`, each a thin call of the module that does it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from openclaw_rl import __version__, preflight
+from openclaw_rl import __version__, browse, preflight
 from openclaw_rl.config import add_flags, load_config
 from openclaw_rl.errors import ConfigError, HookError, OpenClawRLError
 from openclaw_rl.hook_args import hook_args
@@ -30,6 +31,9 @@ openclaw-rl trains a personal agent while it is being used.
 Other agents: point them at http://127.0.0.1:30000/v1. What you answer becomes the reward; the
 model you talk to changes while you go on.
 
+Past conversations can be a start: openclaw-rl replay PATH. What was kept of the new ones:
+  openclaw-rl inspect | export | purge
+
 The loops can also run one by one, sharing only the journal in --data:
   openclaw-rl serve | judge | train
 """
@@ -42,7 +46,13 @@ _COMMANDS = {
     "status": "what became of every turn; all counts add up",
     "connect": "let OpenClaw talk to the gateway: its provider entry and our plugin",
     "doctor": "what is wrong, and how to mend it; exit status 1 where something is",
+    "replay": "learn from past conversations: JSONL of messages, or OpenClaw's own sessions",
+    "inspect": "the sessions in the journal, or one of them, or one turn",
+    "export": "write turns, with all that was said, to a file of JSON lines",
+    "purge": "delete turns with all that was said in them",
 }
+
+_BROWSE = ("inspect", "export", "purge")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,6 +79,10 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument("--watch", action="store_true", help="print it anew every 2 s")
         elif name == "connect":
             _add_connect_flags(command)
+        elif name == "replay":
+            _add_replay_arguments(command)
+        elif name in _BROWSE:
+            browse.add_arguments(name, command)
         elif name != "doctor":
             command.add_argument("--verbose", action="store_true", help="log more")
             command.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
@@ -85,6 +99,14 @@ def _add_connect_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--openclaw-version", metavar="VERSION", help="default: found")
 
 
+def _add_replay_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "path", nargs="*", type=Path, metavar="PATH",
+        help="files or folders (OpenClaw's state folder is one); default: *.jsonl in --data",
+    )  # fmt: skip
+    command.add_argument("--dry-run", action="store_true", help="only count, write nothing")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (2: misconfigured)."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -98,6 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _doctor(config)
         if options.command == "connect":
             return _connect(config, options)
+        if options.command == "replay":
+            return _replay(config, options)
+        if options.command in _BROWSE:
+            return browse.run(options, config.journal_path)
         _log_to_stderr(options.verbose)
         if options.supervised:
             stop_with_parent()
@@ -154,6 +180,8 @@ def _up(config: Config, words: list[str]) -> int:
                 emit(f"[up] {line}")
                 last = line
 
+    if any(Path(config.data.path).expanduser().glob("*.jsonl")):
+        emit("[up] there are conversations in the data folder: openclaw-rl replay learns from them")
     emit(
         f"[up] model {config.served_name} at http://{config.gateway.host}:{config.gateway.port}/v1"
         f" · method {config.train.method} · data {config.data.path}"
@@ -270,8 +298,33 @@ def _connect(config: Config, options: argparse.Namespace) -> int:
     return 0
 
 
+def _replay(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.replay.run import describe, open_reader, replay
+
+    preflight.check_model(config)
+    preflight.check_reply_format(config)
+    if not options.dry_run:
+        preflight.check_data(config)
+    _log_to_stderr(False)
+    gateway = config.gateway
+    reader = open_reader(
+        config.model.path, config.served_name, gateway.reply_format, gateway.context_length or None
+    )
+    done = replay(
+        [path.expanduser() for path in options.path] or [Path(config.data.path).expanduser()],
+        reader,
+        config.journal_path,
+        time.time(),
+        dry_run=options.dry_run,
+        emit=lambda line: print(line, flush=True),
+    )
+    print(f"[replay] {done.files} files, {done.conversations} conversations: "
+          f"{describe(done, options.dry_run)}")  # fmt: skip
+    return 0
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["status"]:
+    if sys.argv[1:2] in (["status"], ["inspect"], ["export"]):
         # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -39,6 +39,7 @@ class Sample:
     reward: float | dict[str, Any] | None = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
+    """The engine's; NaN on tokens that it did not sample (replayed conversations)."""
     teacher_log_probs: list[float] | None = None
     remove_sample: bool = False
     session_id: str | None = None

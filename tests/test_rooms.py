@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "judge": {"engine", "journal", "session"},
     "rewards": {"judge", "engine"},
     "rollout": {"journal", "session"},
+    "replay": {"wire", "session", "journal", "engine"},
     "losses": set(),
     # settings and supervisor: it starts gateway and judge as the command line does.
     "slime": {

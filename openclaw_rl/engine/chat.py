@@ -145,6 +145,25 @@ class ChatTokenizer:
     def stream(self) -> TextStream:
         return TextStream(self._decode_all, self._hidden)
 
+    def reply_ids(self, prompt: str, rendered: str) -> list[int] | None:
+        """The ids of a reply as the template writes it, with the token that ends it.
+
+        `prompt` is the text of the messages before it, `rendered` that of the same messages and
+        the reply. None where the template writes the former otherwise then, or no single end.
+        For replies that nobody sampled here; a sampled one is never tokenised again.
+        """
+        if not rendered.startswith(prompt):
+            return None
+        rest = rendered[len(prompt) :]
+        ends = sorted((at, end) for end in self._ends.values() if (at := rest.find(end)) >= 0)
+        if not ends:
+            return None
+        at = ends[0][0] + len(ends[0][1])
+        if any(end in rest[at:] for end in self._ends.values()):
+            return None  # the reply's own text holds such a mark
+        ids = self.encode(rest[:at])
+        return ids if ids and ids[-1] in self._ends else None
+
     def continue_prompt(
         self, previous: KnownPrompt, rendered: str, meaning: Meaning | None = None
     ) -> array[int] | None:

@@ -75,6 +75,8 @@ class TurnRecord:
     created: float
     drop_reason: str | None = None
     off_policy: bool = False
+    """A reply that was not sampled here: its ids are the template's, and it has neither log-probs
+    nor versions."""
     topk: TopK | None = None
 
 
@@ -185,6 +187,16 @@ class SourceCount:
     bound: int = 0
     side: int = 0
     unbound: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """A session at a glance: when its newest turn was made, and how many are in which state."""
+
+    session_id: str
+    owner: str
+    last: float
+    states: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

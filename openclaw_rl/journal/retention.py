@@ -18,6 +18,12 @@ from openclaw_rl.journal.records import Fates, SourceCount, State
 CHUNK = 64
 """Turns deleted in one transaction: tens of milliseconds, for which others wait."""
 
+NAMED = (
+    "(?1 IS NULL OR session_id = ?1) AND (?2 IS NULL OR owner = ?2) "
+    "AND (?3 IS NULL OR (created < ?3 AND state != 'leased'))"
+)
+"""Turns of a session, of an owner, older than a time: each condition counts where it is given."""
+
 
 def fates(db: sqlite3.Connection) -> Fates:
     states: Counter[str] = Counter()
@@ -72,10 +78,7 @@ def purge(
 ) -> int:
     """Delete what fits all conditions, the oldest `limit` of it."""
     rows = db.execute(
-        "SELECT seq FROM turns WHERE (?1 IS NULL OR session_id = ?1) "
-        "AND (?2 IS NULL OR owner = ?2) "
-        "AND (?3 IS NULL OR (created < ?3 AND state != 'leased')) "
-        "ORDER BY created, seq LIMIT ?4",
+        f"SELECT seq FROM turns WHERE {NAMED} ORDER BY created, seq LIMIT ?4",
         (session_id, owner, older_than, -1 if limit is None else limit),
     )
     return _delete(db, [row[0] for row in rows])

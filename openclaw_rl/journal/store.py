@@ -20,7 +20,7 @@ from openclaw_rl.journal import codec, retention, turns
 from openclaw_rl.journal.database import Database
 from openclaw_rl.journal.judging import Judging
 from openclaw_rl.journal.leasing import Leasing
-from openclaw_rl.journal.records import Endpoint, Fates, Turn, TurnRecord
+from openclaw_rl.journal.records import Endpoint, Fates, SessionRow, Turn, TurnRecord
 from openclaw_rl.session.types import Message, NodeState
 
 
@@ -107,12 +107,13 @@ class Journal(Judging, Leasing):
         )
 
     def nodes(self, limit: int) -> list[NodeState]:
-        """The newest `limit` turns, parents first, for `Tracker.restore`."""
+        """The newest `limit` turns that were served, parents first, for `Tracker.restore`.
+        Replayed ones are kept apart: no live conversation goes on from them."""
         with self._db.read() as db:
             rows = db.execute(
                 "SELECT turn_id, session_id, source, owner, kind, parent_id, node_hash, "
                 "request_hash, next_ids IS NOT NULL, created, reason = 'retried' "
-                "FROM turns ORDER BY seq DESC LIMIT ?",
+                "FROM turns WHERE off_policy = 0 ORDER BY seq DESC LIMIT ?",
                 (limit,),
             ).fetchall()
         return [
@@ -136,21 +137,59 @@ class Journal(Judging, Leasing):
         with self._db.read() as db:
             return turns.load_turn(db, turn_id)
 
+    def knows(self, turn_id: str) -> bool:
+        """Whether a turn of this id is there."""
+        with self._db.read() as db:
+            return (
+                db.execute("SELECT 1 FROM turns WHERE turn_id = ?", (turn_id,)).fetchone()
+                is not None
+            )
+
     def tokens(self, turn_id: str) -> list[int]:
         """Prompt and output ids of a turn. Raises `JournalError` for an unknown turn."""
         with self._db.read() as db:
             prompt, output = turns.load_tokens(db, turn_id)
         return prompt + output
 
-    def turn_ids(self, *, session_id: str | None = None, owner: str | None = None) -> list[str]:
-        """Ids of all turns (of a session, an owner), oldest first."""
+    def turn_ids(
+        self,
+        *,
+        session_id: str | None = None,
+        owner: str | None = None,
+        before: float | None = None,
+    ) -> list[str]:
+        """Ids of all turns (of a session, an owner, made before a time and not leased: what `purge`
+        would delete), oldest first."""
         with self._db.read() as db:
             rows = db.execute(
-                "SELECT turn_id FROM turns WHERE (?1 IS NULL OR session_id = ?1) "
-                "AND (?2 IS NULL OR owner = ?2) ORDER BY seq",
-                (session_id, owner),
+                f"SELECT turn_id FROM turns WHERE {retention.NAMED} ORDER BY seq",
+                (session_id, owner, before),
             )
             return [row[0] for row in rows]
+
+    def sessions(self, limit: int) -> list[SessionRow]:
+        """The sessions that were used last, with how many turns of them are in which state."""
+        with self._db.read() as db:
+            rows = db.execute(
+                "SELECT session_id, owner, max(created) AS last FROM turns "
+                "GROUP BY session_id, owner ORDER BY last DESC LIMIT ?",
+                (limit,),
+            ).fetchall()
+            return [
+                SessionRow(
+                    session_id=session_id,
+                    owner=owner,
+                    last=last,
+                    states=dict(
+                        db.execute(
+                            "SELECT state, count(*) FROM turns WHERE session_id = ? AND owner = ? "
+                            "GROUP BY state",
+                            (session_id, owner),
+                        )
+                    ),
+                )
+                for session_id, owner, last in rows
+            ]
 
     # -- endpoints -------------------------------------------------------------------------
 

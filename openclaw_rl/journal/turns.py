@@ -105,6 +105,8 @@ def _misfit(rec: TurnRecord) -> str:
     length = len(rec.output_ids)
     if length == 0:
         return "empty_output"
+    if rec.off_policy:
+        return ""  # nobody sampled it here: the trainer computes its log-probs
     if len(rec.output_logprobs) != length:
         return "logprobs_missing"
     if not codec.all_finite(rec.output_logprobs):

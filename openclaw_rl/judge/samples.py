@@ -24,7 +24,7 @@ def sample_of(turn: Turn, response: str) -> Sample:
         response_length=len(turn.output_ids),
         loss_mask=[1] * len(turn.output_ids),
         weight_versions=list(turn.output_versions),
-        rollout_log_probs=list(turn.output_logprobs),
+        rollout_log_probs=None if turn.off_policy else list(turn.output_logprobs),
         session_id=turn.session_id,
         status=Sample.Status.TRUNCATED if turn.truncated else Sample.Status.COMPLETED,
         metadata={
@@ -37,6 +37,7 @@ def sample_of(turn: Turn, response: str) -> Sample:
             "template_kwargs": dict(turn.template_kwargs),
             "sampling": dict(turn.sampling),
             "finish_reason": turn.finish_reason,
+            "off_policy": turn.off_policy,
             "student_topk": turn.topk.as_dict() if turn.topk is not None else None,
         },
     )

@@ -41,12 +41,14 @@ class StepReport:
     skipped: str | None = None
     turns: int = 0
     trained_tokens: int = 0
+    compared_tokens: int = 0
     forward_tokens: int = 0
     micro_batches: int = 0
     loss: float = 0.0
     grad_norm: float = 0.0
     logprob_diff: float = 0.0
-    """Mean of |log pi of the trainer - of the engine| over trained tokens; 0 without the latter."""
+    """Mean of |log pi of the trainer - of the engine| over the `compared_tokens`, those trained
+    tokens that the engine sampled; 0 without any."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -110,7 +112,7 @@ class Learner:
             if not math.isfinite(report.loss):
                 report.skipped = "loss_not_finite"
                 break
-        report.logprob_diff /= max(1, report.trained_tokens)
+        report.logprob_diff /= max(1, report.compared_tokens)
         if report.skipped is None:
             self._update(report)
         self.optimizer.zero_grad(set_to_none=True)
@@ -172,8 +174,10 @@ class Learner:
         for i, mask in enumerate(masks):
             report.trained_tokens += int(mask.sum())
             if "rollout_log_probs" in batch:
+                known = (mask > 0) & ~batch["rollout_log_probs"][i].isnan()
                 gap = (current[i] - batch["rollout_log_probs"][i]).abs()
-                report.logprob_diff += float(gap[mask > 0].sum())
+                report.logprob_diff += float(gap[known].sum())
+                report.compared_tokens += int(known.sum())
         reduce = d.reducer(units, masks)
         loss, metrics = _call(
             self.loss_hook, "--custom-loss-function-path", self.args, batch, logits, reduce

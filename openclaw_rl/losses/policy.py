@@ -91,6 +91,10 @@ def _policy_loss(
 
     recomputed = inputs.joined("log_probs")
     rollout = inputs.joined("rollout_log_probs")
+    if rollout is not None:
+        # Replayed replies were sampled elsewhere: the policy before the step stands in.
+        own = current if recomputed is None else recomputed
+        rollout = torch.where(rollout.isnan(), own, rollout)
     wants_rollout = bool(getattr(args, "use_rollout_logprobs", False))
     if wants_rollout and rollout is None:
         raise ConfigError("use_rollout_logprobs is set, but the batch has no rollout_log_probs")

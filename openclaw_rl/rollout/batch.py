@@ -79,6 +79,8 @@ def age(turn: ReadyTurn, version: str | None) -> int | None:
 
 
 def _unfit(turn: ReadyTurn, rules: Rules, version: str | None) -> str | None:
+    if turn.off_policy:
+        return None  # has neither a version nor a temperature that could be too far away
     if (
         rules.temperature is not None
         and abs(turn.temperature - rules.temperature) > _SAME_TEMPERATURE

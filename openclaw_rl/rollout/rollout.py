@@ -129,9 +129,8 @@ class _Wait:
 
     def _try(self) -> RolloutFnTrainOutput | None:
         ready = self.journal.ready()
-        self.choice = choose(
-            ready, self.rules, self._version(ready[-1].max_version if ready else None)
-        )
+        newest = next((turn.max_version for turn in reversed(ready) if not turn.off_policy), None)
+        self.choice = choose(ready, self.rules, self._version(newest))
         if self.choice.drop:
             self._drop(self.choice)
         take = self.choice.take
@@ -202,13 +201,15 @@ class _Wait:
             "rollout/reward_mean": sum(turn["reward"] for turn in turns) / n,
             "rollout/hint_share": hints / n,
             "rollout/teacher_share": sum(turn["has_teacher"] for turn in turns) / n,
+            "rollout/off_policy_share": sum(o.off_policy for o in kept) / n,
             "rollout/truncated_share": sum(output.truncated for output in kept) / n,
             "rollout/age_seconds_mean": self.clock() - sum(o.created for o in kept) / n,
             "rollout/tokens_trained": trained,
             "rollout/tokens_total": built.total,
             "rollout/tokens_per_distinct": built.total / max(built.distinct, 1),
         }
-        metrics |= _ages(turns, self._version(kept[-1].output_versions[-1]))
+        newest = next((o.output_versions[-1] for o in reversed(kept) if not o.off_policy), None)
+        metrics |= _ages(turns, self._version(newest))
         metrics |= {f"rollout/dropped_{reason}": n for reason, n in self.dropped.items()}
         metrics |= {f"rollout/held_{reason}": n for reason, n in self.choice.held.items()}
         fates = self.journal.fates()
@@ -221,7 +222,7 @@ def _ages(turns: list[dict[str, Any]], version: str | None) -> dict[str, float]:
     if version is None or not version.isdecimal():
         return {}
     oldest = [min(int(v) for v in turn["versions"]) for turn in turns
-              if all(v.isdecimal() for v in turn["versions"])]  # fmt: skip
+              if turn["versions"] and all(v.isdecimal() for v in turn["versions"])]  # fmt: skip
     ages = [max(0, int(version) - value) for value in oldest]
     if not ages:
         return {}

@@ -84,7 +84,8 @@ def _misfit(output: Output) -> str | None:
     verdict = output.verdict
     if verdict is None:
         return "verdict_missing"
-    if not length == len(output.output_logprobs) == len(output.output_versions):
+    sampled = 0 if output.off_policy else length
+    if not sampled == len(output.output_logprobs) == len(output.output_versions):
         return "misaligned"
     if verdict.teacher_log_probs is not None and len(verdict.teacher_log_probs) != length:
         return "misaligned"
@@ -126,7 +127,7 @@ def _sample(
         output = outputs[span.turn_id]
         start, end = span.start - begin, span.end - begin
         mask[start:end] = [1] * (end - start)
-        log_probs[start:end] = output.output_logprobs
+        log_probs[start:end] = output.output_logprobs or [math.nan] * (end - start)
         verdict = output.verdict
         assert verdict is not None  # `_misfit` saw to it
         if verdict.teacher_log_probs is not None:
@@ -142,6 +143,7 @@ def _sample(
                 "reward": rewards[-1],
                 "has_teacher": verdict.taught,
                 "versions": own_versions,
+                "off_policy": output.off_policy,
                 "created": output.created,
             }
         )

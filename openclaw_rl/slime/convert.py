@@ -48,6 +48,10 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
     data.pop("turns")
     data.pop("teacher_log_probs", None)
     data.pop("topk", None)
+    if any(math.isnan(value) for values in data.get("rollout_log_probs", ()) for value in values):
+        # Replayed replies: slime would carry the NaN into its means. Without the key its own
+        # old log-probs are used; --use-rollout-logprobs then says what it misses.
+        data.pop("rollout_log_probs")
     if getattr(args, "calculate_per_token_loss", False):
         scales = list(_token_scales(flat, data, getattr(args, "global_batch_size", None)))
     else:

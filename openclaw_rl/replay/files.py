@@ -1,0 +1,146 @@
+"""Files of past conversations: which there are, and what stands in them.
+
+Read are JSONL with one conversation a line (`{"messages": [...]}`, with `tools` and `session_id`
+where there are any, or a bare list), JSONL with one message a line (one conversation a file, or
+one for each `session_id`), and OpenClaw's own: `agents/*/sessions/*.jsonl` (to 2026.4) and
+`agents/*/agent/openclaw-agent.sqlite` (2026.9). A line that is none of these is an error that
+names file and line; no message quotes the text.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.replay import openclaw
+from openclaw_rl.replay.conversation import Conversation, ReplayError
+from openclaw_rl.wire.errors import WireError
+from openclaw_rl.wire.messages import parse_messages
+
+_JSONL = ("*.jsonl", "*.jsonl.reset.*", "*.jsonl.deleted.*")
+_SQLITE = "openclaw-agent.sqlite"
+
+
+def find(path: Path) -> list[Path]:
+    """The files at `path`, a file or a folder. Of OpenClaw's state folder only its sessions."""
+    if not path.exists():
+        raise ReplayError(f"{path}: there is no such file or folder")
+    if path.is_file():
+        return [path]
+    roots = [path]
+    if (path / "agents").is_dir():
+        roots = sorted(path.glob("agents/*/sessions")) + sorted(path.glob("agents/*/agent"))
+    found = {
+        file for root in roots for pattern in (*_JSONL, _SQLITE) for file in root.rglob(pattern)
+    }
+    return sorted(file for file in found if file.is_file())
+
+
+def read(path: Path) -> Iterator[Conversation]:
+    """The conversations in a file. Raises `ReplayError` with file and line."""
+    if path.name.endswith(".sqlite"):
+        yield from _read_sqlite(path)
+        return
+    lines = list(_lines(path))
+    first = lines[0][1] if lines else None
+    if isinstance(first, dict) and first.get("type") == "session":
+        for number, line in lines:
+            if not isinstance(line, dict):
+                raise ReplayError(f"{path}:{number}: an entry of a session must be an object")
+        yield from openclaw.conversations([line for _, line in lines], f"{path}:1")
+    elif isinstance(first, dict) and "role" in first:
+        yield from _by_message(path, lines)
+    else:
+        for number, line in lines:
+            yield _conversation(path, number, line)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ReplayError(f"{path}: is no UTF-8 text ({error.reason})") from error
+    except OSError as error:
+        raise ReplayError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines) and number > 1:
+                return  # without its line break: still being written, or torn by a crash
+            what = getattr(error, "msg", "nested too deeply")
+            raise ReplayError(f"{path}:{number}: is no JSON: {what}") from None
+
+
+def _conversation(path: Path, number: int, line: Any) -> Conversation:
+    where = f"{path}:{number}"
+    fields: Mapping[str, Any] = {"messages": line} if isinstance(line, list) else line
+    if not isinstance(fields, Mapping) or "messages" not in fields:
+        raise ReplayError(
+            f'{where}: must be {{"messages": [...]}}, a list of messages, or one message '
+            "with a role"
+        )
+    tools = fields.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ReplayError(f"{where}: tools must be a list of objects")
+    return Conversation(
+        where=where,
+        messages=_parsed(where, fields["messages"]),
+        tools=tuple(tools),
+        session_id=_session_id(fields),
+    )
+
+
+def _by_message(path: Path, lines: Sequence[tuple[int, Any]]) -> Iterator[Conversation]:
+    sessions: dict[str | None, list[tuple[int, Any]]] = {}
+    for number, line in lines:
+        if not isinstance(line, dict) or "role" not in line:
+            raise ReplayError(f"{path}:{number}: must be a message with a role, as the lines above")
+        _parsed(f"{path}:{number}", [line])  # so that a mistake is told by its own line
+        sessions.setdefault(_session_id(line), []).append((number, line))
+    for session_id, own in sessions.items():
+        where = f"{path}:{own[0][0]}"
+        messages = _parsed(where, [line for _, line in own])
+        yield Conversation(where=where, messages=messages, session_id=session_id)
+
+
+def _parsed(where: str, messages: Any) -> tuple[Mapping[str, Any], ...]:
+    try:
+        return parse_messages(messages)
+    except WireError as error:
+        raise ReplayError(f"{where}: {error.message}") from None
+
+
+def _session_id(fields: Mapping[str, Any]) -> str | None:
+    for name in ("session_id", "conversation_id"):
+        value = fields.get(name)
+        if isinstance(value, str | int) and str(value):
+            return str(value)
+    return None
+
+
+def _read_sqlite(path: Path) -> Iterator[Conversation]:
+    try:
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            rows = db.execute(
+                "SELECT session_id, seq, event_json FROM transcript_events ORDER BY session_id, seq"
+            ).fetchall()
+        finally:
+            db.close()
+    except sqlite3.Error as error:
+        raise ReplayError(f"{path}: cannot be read as OpenClaw's sessions: {error}") from error
+    for session_id, events in groupby(rows, key=lambda row: row[0]):
+        own = list(events)
+        where = f"{path}:{session_id}"
+        if any(event is None for _, _, event in own):  # zstd, which Python reads from 3.14 on
+            yield Conversation(where=where, messages=(), left_out={"compressed_session": 1})
+            continue
+        yield from openclaw.conversations([json.loads(event) for _, _, event in own], where)

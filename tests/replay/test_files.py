@@ -1,0 +1,178 @@
+"""What is read from files: JSONL of two kinds, and what two versions of OpenClaw really wrote."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.replay import openclaw
+from openclaw_rl.replay.conversation import ReplayError
+from openclaw_rl.replay.files import find, read
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "openclaw_sessions"
+USER = {"role": "user", "content": "q"}
+REPLY = {"role": "assistant", "content": "a"}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{x if isinstance(x, str) else json.dumps(x)}\n" for x in lines))
+    return path
+
+
+def said(conversation):
+    return [(m["role"], m["content"]) for m in conversation.messages]
+
+
+def test_one_conversation_a_line(tmp_path):
+    tool = {"type": "function", "function": {"name": "f"}}
+    path = write(
+        tmp_path / "a.jsonl",
+        {"messages": [USER, REPLY], "tools": [tool], "session_id": "s"},
+        "",
+        [USER],
+    )
+    first, second = read(path)
+    assert said(first) == [("user", "q"), ("assistant", "a")]
+    assert (first.tools, first.session_id, first.where) == ((tool,), "s", f"{path}:1")
+    assert (said(second), second.where) == ([("user", "q")], f"{path}:3")
+
+
+def test_one_message_a_line(tmp_path):
+    (only,) = read(write(tmp_path / "a.jsonl", USER, REPLY, USER))
+    assert len(only.messages) == 3
+    one, two = read(write(
+        tmp_path / "b.jsonl", {**USER, "session_id": "x"}, {**USER, "session_id": "y"},
+        {**REPLY, "session_id": "x"},
+    ))  # fmt: skip
+    assert (one.session_id, said(one)) == ("x", [("user", "q"), ("assistant", "a")])
+    assert (two.session_id, said(two)) == ("y", [("user", "q")])
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "words"),
+    [
+        (({"messages": [USER]}, "{bad", [USER]), ":2", "is no JSON"),
+        (({"text": "secret"},), ":1", "must be"),
+        (({"messages": [USER, "secret"]},), ":1", "messages[1]: must be an object"),
+        ((USER, {"role": "robot", "content": "secret"}), ":2", "role: must be one of"),
+        ((USER, {"content": "secret"}), ":2", "a message with a role"),
+        (({"messages": [USER], "tools": "secret"},), ":1", "tools must be a list"),
+        (("7",), ":1", "must be"),
+    ],
+)
+def test_a_mistake_is_told_by_file_and_line_without_the_text(tmp_path, lines, where, words):
+    path = write(tmp_path / "a.jsonl", *lines)
+    with pytest.raises(ReplayError) as caught:
+        list(read(path))
+    assert str(caught.value).startswith(f"{path}{where}: ")
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_last_line_that_is_still_written_is_left_out(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps([USER]) + '\n[{"role": "us')
+    assert len(list(read(path))) == 1
+
+
+def test_what_openclaw_2026_3_23_wrote():
+    """Recorded: two plain turns and a tool loop of two hops."""
+    (past,) = read(FIXTURES / "v2026.3.23-2.jsonl")
+    assert past.session_id == "a988d7d2-4c45-46f7-8bb8-ea0439902b06"
+    assert [m["role"] for m in past.messages] == [
+        "user", "assistant", "user", "assistant", "tool", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    assert said(past)[:3] == [("user", "hello one"), ("assistant", "reply 1"),
+                              ("user", "use the tool")]  # fmt: skip
+    call = past.messages[3]["tool_calls"][0]
+    assert past.messages[3]["content"] is None
+    assert json.loads(call["function"]["arguments"]) == {"command": "echo hop-one"}
+    assert past.messages[4] == {"role": "tool", "tool_call_id": call["id"], "content": "hop-one"}
+
+
+def test_what_openclaw_2026_9_6_wrote(tmp_path):
+    """Recorded: the same, in SQLite, and then a reset."""
+    rows = [json.loads(line) for line in (FIXTURES / "v2026.9.6.jsonl").read_text().splitlines()]
+    folder = tmp_path / "agents" / "main" / "agent"
+    folder.mkdir(parents=True)
+    write(tmp_path / "other.jsonl", "no conversation")
+    with sqlite3.connect(folder / "openclaw-agent.sqlite") as db:
+        db.execute("CREATE TABLE transcript_events (session_id, seq, event_json, event_zstd)")
+        for row in rows:
+            values = (row["session_id"], row["seq"], json.dumps(row["event_json"]))
+            db.execute("INSERT INTO transcript_events VALUES (?, ?, ?, NULL)", values)
+        db.execute("INSERT INTO transcript_events VALUES ('z', 0, NULL, x'00')")
+    db.close()
+    (path,) = find(tmp_path)
+    past, packed = read(path)
+    assert [m["role"] for m in past.messages] == [
+        "user", "assistant", "user", "assistant", "tool", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    assert packed.left_out == {"compressed_session": 1}
+
+
+def entries(*given):
+    """Entries that follow each other; a dict may name another parent."""
+    made = [{"type": "session", "id": "s", "version": 3}]
+    last = None
+    for number, entry in enumerate(given):
+        made.append({"id": f"e{number}", "parentId": last, **entry})
+        last = made[-1]["id"]
+    return made
+
+
+def message(role, text, **more):
+    content = [{"type": "text", "text": text}]
+    return {"type": "message", "message": {"role": role, "content": content, **more}}
+
+
+def test_the_last_entry_says_which_branch_is_meant():
+    (past,) = openclaw.conversations(
+        entries(message("user", "a"), message("assistant", "b"), message("user", "wrong"),
+                message("assistant", "worse"), {**message("user", "right"), "parentId": "e1"}),
+        "f:1",
+    )  # fmt: skip
+    assert said(past) == [("user", "a"), ("assistant", "b"), ("user", "right")]
+    (back,) = openclaw.conversations(
+        entries(message("user", "a"), message("assistant", "b"), message("user", "wrong"),
+                {"type": "leaf", "targetId": "e1"}, message("user", "right")),
+        "f:1",
+    )  # fmt: skip
+    assert said(back) == said(past)
+
+
+def test_case_15_a_compaction_begins_another_conversation():
+    before, after = openclaw.conversations(
+        entries(message("user", "a"), message("assistant", "b"), message("user", "c"),
+                message("assistant", "d"),
+                {"type": "compaction", "summary": "SUM", "firstKeptEntryId": "e2"},
+                message("user", "e"), message("assistant", "f")),
+        "f:1",
+    )  # fmt: skip
+    assert [text for _, text in said(before)] == ["a", "b", "c", "d"]
+    assert "SUM" in said(after)[0][1]
+    assert [text for _, text in said(after)][1:] == ["c", "d", "e", "f"]
+    assert after.begin == 3  # what was kept is history there: its replies are in the first one
+
+
+def test_what_is_no_models_reply_is_counted_and_images_end_the_history():
+    (past,) = openclaw.conversations(
+        entries(
+            message("user", "a"),
+            message("assistant", "half", stopReason="aborted"),
+            message("assistant", "mirror", model="delivery-mirror"),
+            message("assistant", "b"),
+            {"type": "message", "message": {"role": "user", "content": [{"type": "image"}]}},
+            message("assistant", "c"),
+        ),
+        "f:1",
+    )
+    assert said(past) == [("user", "a"), ("assistant", "b")]
+    assert past.left_out == {"failed_reply": 1, "not_a_model": 1, "image": 1}
+
+
+def test_a_missing_path_and_an_empty_folder(tmp_path):
+    with pytest.raises(ReplayError, match="no such file"):
+        find(tmp_path / "x")
+    assert find(tmp_path) == []
