@@ -155,7 +155,7 @@ class _LogProbsAt(torch.autograd.Function):
                 log_p = z.sub_(norm[:, None])
                 # p = 0 where log p = -inf: 0 * -inf must be 0
                 entropy[part] = -(log_p.exp() * log_p.nan_to_num(neginf=0.0)).sum(dim=-1)
-        if group is not None:
+        if group is not None and rows.numel():
             picked = picked.masked_fill_(~mine, 0.0)
             dist.all_reduce(picked, group=group)
             log_norm, share = _norm_of_slices(log_norm, group)

@@ -103,39 +103,31 @@ def _policy_loss(
     log_ratio = log_probs - old
 
     w_rl, w_opd = number(args, "w_rl", 1.0), number(args, "w_opd", 1.0)
-    clip = optional(args, "opd_clip")
+    gap = distilled = None
     metrics: Metrics = {}
     rewards = inputs.joined("advantages") if rl else None
     if rl and rewards is None:
         raise ConfigError("the batch has no advantages; set an advantage estimator or hook")
     if rewards is not None:
         metrics["rl_advantage"] = total(w_rl * rewards)
-    gap = torch.zeros_like(current)
-    distilled = None
     if opd == "sampled":
-        has = gap
-        teacher = inputs.teacher()
-        if teacher is not None:
-            unscaled = functools.partial(_unscaled, backend, args, batch, logits, current)
-            baseline = _baseline(args, unscaled, recomputed, rollout)
-            gap, has = distillation_advantage(teacher, baseline, clip)
+        unscaled = functools.partial(_unscaled, backend, args, batch, logits, current)
+        gap, has = _sampled_gap(args, inputs, unscaled, recomputed, rollout)
         metrics["opd_share"] = total(has)
         metrics["opd_advantage"] = total(w_opd * gap)
         metrics["opd_advantage_abs"] = total(w_opd * gap.abs())
     elif opd == "topk":
-        distilled = has = mass = gap
-        topk = inputs.topk()
-        if topk is not None:
-            student = backend.at(args, batch, logits, topk[0])
-            tail = bool(getattr(args, "opd_tail", False))
-            distilled, has, mass = subset_reverse_kl(student, topk[1], clip, tail)
+        distilled, has, mass = _topk_kl(args, inputs, batch, backend, logits)
         metrics["opd_share"] = total(has)
         metrics["opd_kl"] = total(distilled)
         metrics["opd_mass"] = total(mass)
 
+    advantages = torch.zeros_like(current)
+    if rewards is not None or gap is not None:
+        advantages = combined_advantage(rewards, gap, w_rl, w_opd)
     token_loss, clipped = clipped_surrogate(
         log_ratio,
-        combined_advantage(rewards, gap, w_rl, w_opd),
+        advantages,
         number(args, "eps_clip", 0.2),
         number(args, "eps_clip_high", 0.28),
         optional(args, "eps_clip_c"),
@@ -179,6 +171,36 @@ def _reducer(reduce: Reducer, weights: Tensor | None, empty: Tensor | None) -> R
         return value if empty is None else value + empty[:, :0].sum()
 
     return total
+
+
+def _sampled_gap(
+    args: Any,
+    inputs: Inputs,
+    unscaled: Callable[[], Tensor],
+    recomputed: Tensor | None,
+    rollout: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`log pi_T - log pi` of the sampled tokens, and 1.0 where the teacher has a value."""
+    teacher = inputs.teacher()
+    if teacher is None:
+        none = torch.zeros_like(inputs.current)
+        return none, none
+    baseline = _baseline(args, unscaled, recomputed, rollout)
+    return distillation_advantage(teacher, baseline, optional(args, "opd_clip"))
+
+
+def _topk_kl(
+    args: Any, inputs: Inputs, batch: Batch, backend: Backend, logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The KL over each token's ids, 1.0 where it has any, the policy's probability of them."""
+    topk = inputs.topk()
+    if topk is None:
+        none = torch.zeros_like(inputs.current)
+        return none, none, none
+    ids, teacher = topk
+    student = backend.at(args, batch, logits, ids)
+    tail = bool(getattr(args, "opd_tail", False))
+    return subset_reverse_kl(student, teacher, optional(args, "opd_clip"), tail)
 
 
 def _baseline(

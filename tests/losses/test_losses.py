@@ -370,6 +370,9 @@ def test_baseline_of_the_distillation_term(source, gap):
     ("args", "word"),
     [
         (Namespace(use_tis=True), "use_tis"),
+        (Namespace(get_mismatch_metrics=True), "get_mismatch_metrics"),
+        (Namespace(custom_pg_loss_reducer_function_path="x.y"), "reducer"),
+        (Namespace(use_opd=True), "use_opd"),
         (Namespace(advantage_estimator="gspo"), "gspo"),
         (Namespace(use_kl_loss=True), "ref_log_probs"),
         (Namespace(use_rollout_logprobs=True), "rollout_log_probs"),
@@ -493,6 +496,28 @@ def test_slimes_own_backend_is_taken_inside_its_trainer(monkeypatch):
     mpu.model_parallel_is_initialized = lambda: False
     run(grpo_loss, Namespace(), batch, logits, masks)
     assert len(calls) == 1
+
+
+def test_replayed_nucleus_reaches_slimes_backend_but_not_the_teachers_side(monkeypatch):
+    """Engines score a teacher's log-probs over the whole softmax, so the gap is taken there."""
+    calls = []
+
+    def backend(logits, *, nucleus=None, **kwargs):
+        calls.append((nucleus, kwargs["args"].rollout_temperature))
+        return get_log_probs_and_entropy(logits, **kwargs)
+
+    module = SimpleNamespace(
+        mpu=SimpleNamespace(model_parallel_is_initialized=lambda: True),
+        get_log_probs_and_entropy=backend,
+        get_rollout_top_p_logprob_kwargs=lambda args, batch: {"nucleus": batch["ids"]},
+    )
+    monkeypatch.setitem(sys.modules, "slime.backends.megatron_utils.loss", module)
+    batch, logits, masks = make([(2, 3)], teacher="all")
+    batch["ids"] = [[1, 2]]
+    args = Namespace(rollout_top_p=0.9, rollout_temperature=0.8)
+    run(opd_loss, args, batch, logits, masks)
+    assert calls == [([[1, 2]], 0.8), (None, 1.0)]
+    assert (args.rollout_top_p, args.rollout_temperature) == (0.9, 0.8)
 
 
 def test_the_choice_of_baseline_rests_on_a_measurement():

@@ -286,6 +286,34 @@ def test_equals_the_naive_rendering(
     torch.testing.assert_close(grad, logits.grad, rtol=1e-9, atol=1e-12)
 
 
+# --- finite differences ---------------------------------------------------------------------------
+
+WHOLE = [
+    ("grpo", grpo_loss, {}),
+    ("opd", opd_loss, {"opd_baseline": "old"}),
+    ("combined", combined_loss, {"opd_baseline": "old"}),
+    ("topk", topk_opd_loss, {"opd_tail": True}),
+    ("combined topk", combined_loss, {"opd_tail": True, "opd_top_k": 3}),
+]
+
+
+@pytest.mark.parametrize(("loss_fn", "changes"), [w[1:] for w in WHOLE], ids=[w[0] for w in WHOLE])
+def test_every_loss_by_finite_differences(loss_fn, changes):
+    """With what is held constant (`opd_baseline` old), or where holding changes nothing (tail)."""
+    batch, logits, masks = with_topk([(2, 4), (1, 3)], seed=7, weights=True)
+    teacher = [torch.tensor([-1.0, NAN, -2.0, -0.5]), torch.tensor([NAN, -3.0, -1.5])]
+    batch["values"] = [
+        TokenSignals(s.weights, t, s.topk_ids, s.topk_log_probs)
+        for s, t in zip(batch["values"], teacher, strict=True)
+    ]
+    args = Namespace(
+        use_kl_loss=True, kl_loss_coef=0.3, entropy_coef=0.1, rollout_temperature=0.7, w_opd=0.8,
+        **changes,
+    )  # fmt: skip
+    reduce = sample_mean([4, 3], masks)
+    assert torch.autograd.gradcheck(lambda x: loss_fn(args, batch, x, reduce)[0], (logits,))
+
+
 # --- weights --------------------------------------------------------------------------------------
 
 
