@@ -82,6 +82,12 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
     if dropped >= _MANY and dropped == status["main"]:
         reason = max(status["dropped"], key=status["dropped"].get)
         found.append(f"every turn was dropped, most as {reason}")
+    blind = status["counters"].get("topk_missing", 0)
+    if blind >= _MANY and 2 * blind > status["main"]:
+        found.append(
+            f"{blind} turns have no candidates, so they cannot be distilled over the top K: the "
+            "engine gives no top_logprobs"
+        )
     if status["usable"] < status["batch_size"] <= status["ready"]:
         found.append(
             f"{status['ready']} turns are ready, but one session gives at most {share} of "

@@ -3,7 +3,8 @@
 Names: `waiting_for_judge`; `judged` (turns with a verdict); `dropped:<reason>` for the reasons that
 are the judge's; `postponed:<reason>`; and what judges and teachers counted (`judge_abstained`,
 `judge_timeout`, `judge_overflow`, `hint_accepted`, `hint_none`, `teacher_overflow`,
-`teacher_failed`, `teacher_no_user_message`).
+`teacher_failed`, `teacher_no_user_message`; over the top K `teacher_topk_candidates`, of them
+`teacher_topk_unknown`, and turns without: `teacher_topk_none`, `teacher_topk_no_policy`).
 """
 
 from __future__ import annotations
