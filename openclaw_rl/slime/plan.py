@@ -94,6 +94,7 @@ def make_plan(
             absolute(value, "CKPT_SAVE_DIR" if flag == "--save" else flag)
     script = train_script(config.slime)
     flags, hook_folders = place_hooks(flags)
+    _check_top_k(option(flags, "--custom-loss-function-path") or "", config.train.opd_top_k)
     reward = option(flags, "--custom-rm-path") or config.reward_path
     frozen = _frozen(config, model, reward)
     layout = _layout(config, model, frozen)
@@ -125,6 +126,15 @@ def make_plan(
         secrets=_secrets(environ),
         layout=layout,
     )
+
+
+def _check_top_k(loss: str, top_k: int) -> None:
+    """A loss of ours and OPD_TOP_K must mean the same."""
+    name = loss.removeprefix("openclaw_rl.losses.")
+    if name == "topk_opd_loss" and not top_k:
+        raise ConfigError(f"{loss} needs OPD_TOP_K, the candidates of each token (such as 4)")
+    if name in ("opd_loss", "grpo_loss") and top_k:
+        raise ConfigError(f"OPD_TOP_K={top_k} means nothing to {loss}: use topk_opd_loss")
 
 
 # --- who is served where ----------------------------------------------------------------------

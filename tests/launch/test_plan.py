@@ -186,6 +186,17 @@ def test_case_35_misuse_is_one_line(place, environ, words):
 
 
 @pytest.mark.parametrize(
+    ("loss", "top_k", "words"),
+    [("topk_opd_loss", "0", "needs OPD_TOP_K"), ("opd_loss", "4", "OPD_TOP_K=4 means nothing to")],
+)
+def test_the_loss_and_the_candidates_fit_together(place, loss, top_k, words):
+    flags = ("--custom-loss-function-path", f"openclaw_rl.losses.{loss}")
+    with pytest.raises(ConfigError, match=words):
+        place.plan(*flags, METHOD="opd", OPD_TOP_K=top_k)
+    place.plan(*flags, METHOD="opd", OPD_TOP_K="0" if top_k == "4" else "4")
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--save", "checkpoints"), "CKPT_SAVE_DIR is a relative path"),

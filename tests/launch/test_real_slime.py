@@ -17,9 +17,10 @@ from openclaw_rl.slime.launch import write
 from tests.launch.kit import ROOT, commands, file_of, model_folder
 from tests.launch.models import CONFIGS
 
+TOPK = {"CUSTOM_LOSS_FUNCTION_PATH": "openclaw_rl.losses.topk_opd_loss"}
 CASES = [
     ("rl", "qwen3-8B", {}),
-    ("opd", "qwen3-8B", {"OPD_TOP_K": "4", "TEACHER": "policy"}),
+    ("opd", "qwen3-8B", {"OPD_TOP_K": "4", "TEACHER": "policy", **TOPK}),
     ("combined", "qwen3-8B", {"NUM_NODES": "2", "MASTER_ADDR": "10.0.0.1"}),
     ("combined", "qwen3-32B", {"NUM_NODES": "2", "MASTER_ADDR": "10.0.0.1"}),
     ("combined", "qwen3-0.6B", {"WANDB_API_KEY": "k", "PRM_URL": "http://prm/v1"}),
