@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openclaw_rl.engine.text import TextStream
-from openclaw_rl.engine.types import Candidates, Delta, Finish
+from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.session.types import Message, Placement
 from openclaw_rl.topk import TopK
@@ -60,7 +60,8 @@ class OpenTurn:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
-    candidates: list[Candidates] = field(default_factory=list)
+    candidate_ids: list[Sequence[int]] = field(default_factory=list)
+    candidate_log_probs: list[Sequence[float]] = field(default_factory=list)
     finish: Finish | None = None
     cached_tokens: int = 0
     tool_calls: int = 0
@@ -71,8 +72,11 @@ class OpenTurn:
         self.versions += [delta.version] * len(delta.ids)
         # None, or fewer than tokens: nothing is padded, see `lines_up`.
         self.logprobs += delta.logprobs or ()
-        if self.keeps_topk:
-            self.candidates += delta.top or ()
+        if self.keeps_topk and delta.top:
+            # Token by token: at the end of a long reply it would hold up everybody's.
+            kept = TopK.of_candidates(delta.top, self.top_k)
+            self.candidate_ids += kept.ids
+            self.candidate_log_probs += kept.log_probs
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         events = self.parser.feed(self.stops.push(self.text.push(delta.ids)))
         if delta.finish is not None:
@@ -138,7 +142,7 @@ class OpenTurn:
     def topk(self) -> TopK | None:
         """What the journal keeps of the candidates. Where the engine left some out, there are
         fewer rows than tokens, and it keeps none, counted."""
-        return TopK.of_candidates(self.candidates, self.top_k) if self.keeps_topk else None
+        return TopK(self.candidate_ids, self.candidate_log_probs) if self.keeps_topk else None
 
     def lines_up(self) -> bool:
         """Whether every token has its log-prob. If not, the journal drops the turn, counted."""

@@ -52,7 +52,10 @@ def pack_topk(topk: TopK | None) -> tuple[bytes | None, bytes | None]:
     """Ids and log-probs, row by row."""
     if topk is None:
         return None, None
-    return pack_ints(chain(*topk.ids)), pack_floats(chain(*topk.log_probs))
+    return (
+        pack_ints(chain.from_iterable(topk.ids)),
+        pack_floats(chain.from_iterable(topk.log_probs)),
+    )
 
 
 def unpack_topk(ids: bytes | None, log_probs: bytes | None, rows: int) -> TopK | None:
