@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from openclaw_rl.engine.continuation import KnownPrompt, Meaning, continuation, text_sha
+from openclaw_rl.engine.system import PROBE, PROBES, only_at_the_beginning
 from openclaw_rl.engine.template import ChatTemplate
 from openclaw_rl.engine.text import TextStream
 from openclaw_rl.errors import ConfigError, EngineRefused
@@ -66,6 +67,7 @@ class ChatTokenizer:
         self.context_length = context_length
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self._arguments_as_text = self._probe_arguments()
+        self._system_anywhere = self._probe_system()
         self.eos_ids = frozenset(eos_ids) | self._probe_end(added)
         self._ends = {token: self._backend.decode([token], False) for token in self.eos_ids}
         self.added_tokens: Mapping[str, int] = {t.content: id_ for id_, t in added.items()}
@@ -128,6 +130,8 @@ class ChatTokenizer:
         kwargs = dict(template_kwargs or {})
         if ours := sorted(_RESERVED & kwargs.keys()):
             raise EngineRefused(400, f"chat_template_kwargs may not set {', '.join(ours)}")
+        if not self._system_anywhere:
+            messages = only_at_the_beginning(messages)
         return self._apply([self._plain(message) for message in messages], tools, kwargs)
 
     def encode(self, text: str) -> list[int]:
@@ -249,6 +253,13 @@ class ChatTokenizer:
         except EngineRefused:
             return False
         return arguments in text
+
+    def _probe_system(self) -> bool:
+        """Whether the template takes system messages in mid-conversation, and writes them."""
+        try:
+            return all(PROBE in self._apply(probe, None, {}) for probe in PROBES)
+        except EngineRefused:
+            return False
 
     def _probe_end(self, added: Mapping[int, Any]) -> frozenset[int]:
         """The added token that the template writes behind an assistant's message."""

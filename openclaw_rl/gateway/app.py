@@ -298,9 +298,10 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 def _model(parts: Parts) -> dict[str, object]:
-    """One model with the keys of both APIs, and the limits that clients keep within (named as vLLM
-    and OpenRouter do). When it was made is not known: the epoch."""
+    """One model with the keys of both APIs, and the limits that clients keep within (named as vLLM,
+    OpenRouter and Anthropic do). When it was made is not known: the epoch."""
     settings, context = parts.settings, parts.gateway.context_length
+    longest = min(settings.default_max_tokens or context, context)
     return {
         "id": settings.served_name,
         "object": "model",
@@ -311,7 +312,9 @@ def _model(parts: Parts) -> dict[str, object]:
         "created_at": "1970-01-01T00:00:00Z",
         "lifecycle": "active",
         "max_model_len": context,
-        "max_completion_tokens": min(settings.default_max_tokens or context, context),
+        "max_completion_tokens": longest,
+        "max_input_tokens": context,
+        "max_tokens": longest,
     }
 
 

@@ -153,6 +153,37 @@ def test_errors_of_a_template_are_refusals(
         chat.render([{"role": "critic", "content": "x"}])
 
 
+@pytest.mark.parametrize("template", ["SYSTEM_FIRST", "DROPPING"])
+def test_a_late_system_message_is_told_by_the_user_where_the_template_takes_none(
+    make: Callable[[str], ChatTokenizer], template: str
+) -> None:
+    """Claude Code sends one in every turn; Qwen3.5's template refuses it, others drop it."""
+    source = getattr(templates, template, None) or templates.CHATML.replace(
+        "or (message.role == 'system' and not loop.first)", ""
+    )
+    strict = make(source)
+    system = {"role": "system", "content": "be kind"}
+    late = {"role": "system", "content": "it is noon"}
+    text = strict.render([system, user("hi"), late])
+    head = f"<|im_start|>system\nbe kind{END}\n<|im_start|>user\nhi"
+    noon = f"<system-reminder>\nit is noon\n</system-reminder>{END}\n"
+    assert text == f"{head}\n\n{noon}<|im_start|>assistant\n"
+    # It stays where it stands: the next prompt begins as this one did.
+    later = strict.render([system, user("hi"), late, assistant("a"), late, user("b")])
+    assert later.startswith(text)
+    assert f"<|im_start|>user\n{noon}" in later
+    result = {"role": "tool", "tool_call_id": "call1", "content": "x"}
+    calls = [system, assistant("", tool_calls=[call("f", "{}")]), result, late]
+    assert "it is noon" in strict.render(calls)
+
+
+def test_a_late_system_message_is_the_templates_business_where_it_takes_one(
+    chat: ChatTokenizer,
+) -> None:
+    text = chat.render([user("hi"), {"role": "system", "content": "it is noon"}])
+    assert f"<|im_start|>system\nit is noon{END}" in text
+
+
 def test_no_content_is_empty_text(make: Callable[[str], ChatTokenizer]) -> None:
     plain = make(templates.ALTERNATING)
     assert "None" not in plain.render([user("a"), assistant(None), user("b")])

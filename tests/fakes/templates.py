@@ -90,6 +90,15 @@ QWEN3_LIKE = (
 )
 """Drops reasoning before the last user message, as Qwen3's own template does."""
 
+SYSTEM_FIRST = CHATML.replace(
+    "{%- for message in messages %}\n{%- set content",
+    "{%- for message in messages %}\n"
+    "{%- if message.role == 'system' and not loop.first %}"
+    "{{- raise_exception('System message must be at the beginning.') }}{%- endif %}\n"
+    "{%- set content",
+)
+"""Refuses a system message in mid-conversation, as Qwen3.5's own template does."""
+
 REWRITING = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' }}

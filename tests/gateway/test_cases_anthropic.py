@@ -8,6 +8,8 @@ import pytest
 
 from openclaw_rl.journal.records import State
 from tests.fakes.engine import Fault, logprob_of
+from tests.fakes.model import tiny_tokenizer
+from tests.fakes.templates import SYSTEM_FIRST
 from tests.gateway.conftest import eventually, whole_text, world
 
 anthropic = pytest.importorskip("anthropic", reason="needs the anthropic SDK (dev extra)")
@@ -230,7 +232,7 @@ async def test_case_11_models_are_listed_for_both_sdks(served):
         assert [(entry.id, entry.type, entry.display_name) for entry in listed] == [
             ("tiny", "model", "tiny")
         ]
-        assert (await client.models.retrieve("tiny")).id == "tiny"
+        assert (await client.models.retrieve("tiny")).max_input_tokens == 4096
         with pytest.raises(anthropic.NotFoundError) as error:
             await client.models.retrieve("huge")
         assert error.value.body["error"]["type"] == "not_found_error"
@@ -333,6 +335,21 @@ async def test_case_11_an_engine_abort_is_not_seen(served, stream):
     assert blocks(message) == [{"type": "text", "text": "a reply in two halves, please"}]
     assert message.usage.output_tokens == len(ids)
     assert list(served.only_turn().output_ids) == ids
+
+
+async def test_case_11_a_system_message_in_mid_conversation(tmp_path, tmp_path_factory):
+    """Claude Code's, for a model whose template refuses it (Qwen3.5's does)."""
+    model = tiny_tokenizer(tmp_path_factory.mktemp("strict"), template=SYSTEM_FIRST)
+    async with world(tmp_path, model) as served:
+        first = [{"role": "user", "content": "hi"}, {"role": "system", "content": "It is noon."}]
+        message = await ask(served, first, stream=True, system="Be kind.")
+        again = [*first, replay(message), {"role": "user", "content": "and now?"}]
+        await ask(served, again, stream=True, system="Be kind.")
+        one, two = served.turns()
+        assert "It is noon." in whole_text(served, one.prompt_ids)
+        assert two.parent_id == one.turn_id
+        assert two.shares_tokens
+        assert [m["content"] for m in one.next_state] == ["and now?"]
 
 
 async def test_case_11_feedback_names_the_reply_by_its_id(served):

@@ -166,6 +166,35 @@ def test_case_10_unknown_keys_are_named_not_obeyed():
     assert request.ignored == ("logit_bias", "mirostat", "parallel_tool_calls", "seed", "store")
 
 
+def test_case_10_what_is_ignored_has_at_least_its_type():
+    request = parse(tools=[{"type": "function", "function": {"name": "f", "strict": True}}],
+                    stream_options={"include_obfuscation": True}, reasoning_effort="low",
+                    verbosity="low", service_tier="auto", prediction={})  # fmt: skip
+    assert request.ignored == (
+        "prediction", "reasoning_effort", "service_tier", "stream_options.include_obfuscation",
+        "tools.function.strict", "verbosity",
+    )  # fmt: skip
+    for key, value in (("seed", "7"), ("seed", True), ("store", 1), ("reasoning_effort", 3)):
+        assert refused({"messages": [USER], key: value}).param == key
+
+
+def test_legacy_and_refused_forms_of_messages():
+    assert refused({"messages": [{"role": "function", "name": "f", "content": "x"}]}).param == (
+        "messages[0].role"
+    )
+    for kind in ("input_audio", "file", "video_url"):
+        error = refused({"messages": [{"role": "user", "content": [{"type": kind}]}]})
+        assert error.param == "messages[0].content[0]"
+        assert kind in error.message
+    audio = {"role": "assistant", "audio": {"id": "a"}, "content": None}
+    assert refused({"messages": [USER, audio, USER]}).param == "messages[1].audio"
+    said = {"role": "assistant", "content": None, "refusal": "I will not."}
+    assert parse(messages=[USER, said, USER]).messages[1]["content"] == "I will not."
+    parts = [{"type": "refusal", "refusal": "No."}]
+    said = {"role": "assistant", "content": parts}
+    assert parse(messages=[USER, said, USER]).messages[1]["content"] == "No."
+
+
 def test_limits_streams_and_hints():
     request = parse(model="m", stream=True, stream_options={"include_usage": True},
                     max_tokens=5, max_completion_tokens=9, user="u", prompt_cache_key="k",

@@ -145,6 +145,51 @@ def test_no_file_is_left_over():
     assert written == set(golden())
 
 
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*chat*")), ids=lambda path: path.name)
+def test_the_openai_sdk_knows_every_key(path):
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+    text = path.read_text("utf-8")
+    if path.suffix == ".json":
+        ChatCompletion.model_validate(json.loads(text), strict=True)
+        return
+    events = [line.removeprefix("data: ") for line in text.split("\n") if line]
+    assert events.pop() == "[DONE]"
+    for event in map(json.loads, events):
+        if "error" not in event:
+            ChatCompletionChunk.model_validate(event, strict=True)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*messages*")), ids=lambda path: path.name)
+def test_the_anthropic_sdk_knows_every_key(path):
+    pytest.importorskip("anthropic", reason="needs the anthropic SDK (dev extra)")
+    from anthropic.types import Message, RawMessageStreamEvent
+    from pydantic import TypeAdapter
+
+    text = path.read_text("utf-8")
+    if path.suffix == ".json":
+        assert not list(unknown(Message.model_validate(json.loads(text), strict=True)))
+        return
+    known: TypeAdapter = TypeAdapter(RawMessageStreamEvent)
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        first, second = block.split("\n")
+        event = json.loads(second.removeprefix("data: "))
+        assert first == f"event: {event['type']}"
+        if event["type"] not in ("ping", "error"):
+            assert not list(unknown(known.validate_python(event, strict=True)))
+
+
+def unknown(value):
+    """The keys that an SDK's own types do not name."""
+    if isinstance(value, list):
+        for item in value:
+            yield from unknown(item)
+    elif hasattr(value, "model_extra"):
+        yield from value.model_extra or ()
+        for name in type(value).model_fields:
+            yield from unknown(getattr(value, name))
+
+
 def test_log_probs_do_not_disturb_a_messages_stream():
     stream = MESSAGES.stream(head(MESSAGES, SCRIPTS["text"]))
     plain = MESSAGES.stream(head(MESSAGES, SCRIPTS["text"]))
