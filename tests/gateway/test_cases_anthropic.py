@@ -204,9 +204,16 @@ async def test_case_11_why_a_reply_ended(served, stream):
     message = await ask(served, "tell", stream=stream, max_tokens=3)
     assert message.stop_reason == "max_tokens"
     assert message.usage.output_tokens == 3
-    served.engine.reply_fn = lambda request: [101] * 5000
-    message = await ask(served, "on and on", stream=stream, max_tokens=100_000)
-    assert message.stop_reason == "model_context_window_exceeded"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_case_11_a_reply_that_the_context_ends(tmp_path, model, stream):
+    async with world(tmp_path, model, context_length=64) as served:
+        served.engine.reply_fn = lambda request: [101] * 100
+        message = await ask(served, "on and on", stream=stream, max_tokens=100_000)
+        assert message.stop_reason == "model_context_window_exceeded"
+        sent = served.engine.requests[0]
+        assert message.usage.output_tokens == 64 - len(sent.ids)
 
 
 async def test_case_11_count_tokens_is_what_the_prompt_then_has(served):
