@@ -8,6 +8,7 @@ models), a ChatML template, and Qwen's special tokens.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fakes.templates import CHATML
@@ -28,9 +29,17 @@ _CORPUS = [
 
 
 def tiny_tokenizer(
-    directory: str | Path, *, template: str = CHATML, context_length: int = 4096
+    directory: str | Path,
+    *,
+    template: str = CHATML,
+    context_length: int = 4096,
+    vocab_size: int = 512,
+    corpus: Sequence[str] = (),
 ) -> Path:
-    """Writes tokenizer, chat template and a `config.json` (no weights); returns the directory."""
+    """Writes tokenizer, chat template and a `config.json` (no weights); returns the directory.
+
+    Long prompts cost fewer tokens with a larger vocabulary that has seen such a `corpus`.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     directory = Path(directory)
@@ -39,12 +48,12 @@ def tiny_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=512,
+        vocab_size=vocab_size,
         special_tokens=[*SPECIAL, *MARKS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.train_from_iterator([*_CORPUS, *corpus], trainer)
     data = json.loads(tokenizer.to_str())
     data["added_tokens"] = [
         {**token, "special": token["content"] in SPECIAL} for token in data["added_tokens"]
@@ -74,6 +83,8 @@ def tiny_model(
     *,
     template: str = CHATML,
     context_length: int = 4096,
+    vocab_size: int = 512,
+    corpus: Sequence[str] = (),
     seed: int = 0,
     scale: float = 1.0,
 ) -> Path:
@@ -84,7 +95,13 @@ def tiny_model(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    directory = tiny_tokenizer(directory, template=template, context_length=context_length)
+    directory = tiny_tokenizer(
+        directory,
+        template=template,
+        context_length=context_length,
+        vocab_size=vocab_size,
+        corpus=corpus,
+    )
     config = LlamaConfig(**json.loads((directory / "config.json").read_text()))
     with torch.random.fork_rng():
         torch.manual_seed(seed)

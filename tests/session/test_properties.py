@@ -28,6 +28,7 @@ STEP = st.fixed_dictionaries(
                 "say",
                 "say",
                 "branch",
+                "edit",
                 "retry",
                 "side",
                 "restart",
@@ -114,6 +115,11 @@ class World:
             at = [i for i, m in enumerate(person.messages) if m["role"] == "assistant"]
             if at:
                 person.messages = person.messages[: at[step["cut"] % len(at)] + 1]
+        if act == "edit" and person.messages:
+            at = step["cut"] % len(person.messages)
+            message = person.messages[at]
+            if not message.get("tool_calls"):  # an earlier message, with all that followed it
+                person.messages[at] = {**message, "content": f"edited {self.count} {at}"}
         if act == "retry" and person.last:
             request, person.messages = person.last[0], list(person.last[1])
             self.ask(person, request, step)
@@ -177,6 +183,7 @@ class World:
                 assert number == person.number
                 assert made.session_id == placement.session_id
         for index, turn in placement.known_replies.items():
+            assert request.messages[index]["role"] == "assistant"
             assert f"reply {turn[1:]}" in str(request.messages[index]["content"]) or (
                 f"call{turn[1:]}" in str(request.messages[index])
             )
@@ -193,7 +200,11 @@ class World:
         assert state.messages
         assert all(m["role"] in ("user", "tool") for m in state.messages)
         assert TRANSIENT["content"] not in json.dumps(state.messages)
-        followed = list(request.messages[placement.matched :])
+        matched = placement.matched
+        if matched == 0:  # something earlier was re-worded: what follows the last reply
+            roles = [m["role"] for m in request.messages]
+            matched = len(roles) - roles[::-1].index("assistant")
+        followed = list(request.messages[matched:])
         assert list(state.messages) == followed[: len(state.messages)]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from openclaw_rl.session.canonical import text_of
 from openclaw_rl.session.identity import identify
 from openclaw_rl.session.types import RequestView
 from tests.session.helpers import REQUESTS, Client, assistant, before, recorded, texts
@@ -95,6 +98,60 @@ def test_a_conversation_of_9_6_is_bound_over_a_tool_loop():
     placement = client.place(hop2)
     assert (placement.parent_id, texts(placement)) == (t3, ["second-hop"])
     assert placement.known_replies == {2: t1, 4: t2, 6: t3}
+
+
+NEXT_STATE: dict[str, list[str] | None] = {
+    "v2026.3.23-2_gateway_replay": ["third"],
+    "v2026.3.23-2_gateway_turn1": None,  # nothing was said before
+    "v2026.3.23-2_side-run_003": None,  # a summary is asked for
+    "v2026.3.23-2_side-run_012": ["x"],  # a turn like any other: the tool's result on the call
+    "v2026.9.6_empty-reply-retry": [
+        "[Mon 2026-11-30 02:20 UTC] The previous attempt did not produce a user-visible answer."
+    ],
+    "v2026.9.6_gateway_affinity_turn1": None,
+    "v2026.9.6_lean": ['[Mon 2026-11-30 01:41 UTC] second CALL:exec {"command":"echo x"} END'],
+    "v2026.9.6_main_after-compaction": None,  # the history is a summary by now
+    "v2026.9.6_plugin-headers_tool-hop2": ["second-hop"],
+    "v2026.9.6_plugin-headers_turn1": None,
+    "v2026.9.6_side_btw": None,
+    "v2026.9.6_side_compaction": None,
+}
+
+
+def lived(name: str, strip: Callable[[RequestView], RequestView]) -> Client:
+    """A tracker that has seen what came before the request, as far as it tells."""
+    client = Client()
+    request = recorded(name)
+    if "after-compaction" in name:  # the reply that it keeps answered another history
+        said = request.messages[2]
+        client.turn(strip(before(recorded(name), 1)), assistant("An older reply."))
+        old = RequestView(({"role": "user", "content": "b"},), request.headers, has_tools=True)
+        client.turn(strip(old), dict(said))
+        return client
+    for index, message in enumerate(request.messages):
+        if message["role"] == "assistant":
+            client.turn(strip(before(request, index)), dict(message))
+        elif "did not produce a user-visible answer" in text_of(message):
+            client.turn(strip(before(request, index)), assistant(""))
+    return client
+
+
+@pytest.mark.parametrize("strip", [lambda r: r, nameless], ids=["named", "by history"])
+@pytest.mark.parametrize("name", WHO_AND_WHAT)
+def test_the_next_state_is_what_a_person_reads(name, strip):
+    placement = lived(name, strip).place(strip(recorded(name)))
+    expected = NEXT_STATE[name]
+    found = None
+    if placement.next_state is not None:
+        found = [text_of(message) for message in placement.next_state.messages]
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert len(found) == len(expected)
+        assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
+        assert placement.next_state is not None
+        assert placement.next_state.turn_id == placement.parent_id
 
 
 def test_case_20_the_transient_message_is_no_feedback_and_no_history():
