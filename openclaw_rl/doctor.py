@@ -20,10 +20,15 @@ from openclaw_rl.connect.json5 import get
 from openclaw_rl.connect.openclaw import TRIED
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.settings import Config
+from openclaw_rl.slime.engines import Frozen, split
+from openclaw_rl.slime.settings import SlimeConfig
 from openclaw_rl.status import read_status, render_sources
 
 SMALLEST_WINDOW = 16_000
 """Tokens of context below which OpenClaw 2026.3 refuses a model (2026.9: 4,000)."""
+
+_GPUS = ("NUM_NODES", "NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "ROLLOUT_GPUS_PER_ENGINE",
+         "PRM_GPUS", "JUDGE_GPUS", "TEACHER_GPUS")  # fmt: skip
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -99,9 +104,9 @@ def _model(config: Config) -> Iterator[Finding]:
 
 
 def gpu_shares(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether the GPU counts that the launch scripts read fit together."""
+    """Whether the GPU counts that the launch scripts read fit together, as the launch sees it."""
     counts: dict[str, int] = {}
-    for name in ("NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS"):
+    for name in _GPUS:
         value = environ.get(name, "")
         if value.isdecimal():
             counts[name] = int(value)
@@ -109,14 +114,20 @@ def gpu_shares(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("fail", "gpus", f"{name}={value!r} is no number", f"set {name} to one")
     if not counts:
         return
-    actor, rollout = counts.get("ACTOR_GPUS", 0), counts.get("ROLLOUT_GPUS", 0)
-    whole, prm = counts.get("NUM_GPUS"), counts.get("PRM_GPUS", 0)
-    if whole is not None and actor + rollout > whole:
-        words = f"ACTOR_GPUS {actor} + ROLLOUT_GPUS {rollout} is more than NUM_GPUS {whole}"
-        yield Finding("fail", "gpus", words, "lower one of the shares")
-    elif "ROLLOUT_GPUS" in counts and prm >= rollout:
-        words = f"PRM_GPUS {prm} leaves nothing of ROLLOUT_GPUS {rollout} to the policy"
-        yield Finding("fail", "gpus", words, "lower PRM_GPUS, or raise ROLLOUT_GPUS")
+    roles = ("prm", "judge", "teacher")
+    shares = {role: counts.get(f"{role.upper()}_GPUS", 0) for role in roles}
+    try:
+        split(
+            nodes=counts.get("NUM_NODES", 1),
+            gpus_per_node=counts.get("NUM_GPUS", SlimeConfig.num_gpus),
+            actor_gpus=counts.get("ACTOR_GPUS", 0),
+            rollout_gpus=counts.get("ROLLOUT_GPUS", 0),
+            policy_path="policy",
+            policy_per_engine=counts.get("ROLLOUT_GPUS_PER_ENGINE", 1),
+            frozen=[Frozen(role, role, gpus) for role, gpus in shares.items() if gpus],
+        )
+    except ConfigError as error:
+        yield Finding("fail", "gpus", str(error), "change the shares")
     else:
         yield Finding("ok", "gpus", ", ".join(f"{name} {n}" for name, n in counts.items()))
 

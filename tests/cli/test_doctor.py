@@ -141,8 +141,8 @@ async def test_doctor_where_nothing_runs(capsys, openclaw, model, tmp_path, monk
 @pytest.mark.parametrize(
     ("environ", "level", "said"),
     [
-        ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "5"}, "fail", "more than NUM_GPUS"),
-        ({"ROLLOUT_GPUS": "2", "PRM_GPUS": "2"}, "fail", "leaves nothing"),
+        ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "5"}, "fail", "there are 8"),
+        ({"ROLLOUT_GPUS": "2", "PRM_GPUS": "2"}, "fail", "leave 0 of ROLLOUT_GPUS=2"),
         ({"NUM_GPUS": "many"}, "fail", "no number"),
         ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "4", "PRM_GPUS": "2"}, "ok", "8"),
     ],
