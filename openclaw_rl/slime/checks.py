@@ -98,14 +98,24 @@ def place_hooks(flags: Sequence[str]) -> tuple[list[str], list[Path]]:
             flags += ["--custom-loss-function-path", dotted]
         elif "." not in loss or importlib.util.find_spec(loss.partition(".")[0]) is None:
             raise ConfigError(f"CUSTOM_LOSS_FUNCTION_PATH: there is no module for {loss}")
+        else:
+            folders += _own_folder(loss)
     reward = option(flags, "--custom-rm-path")
     if reward is not None:
         file, separator, function = reward.partition(":")
         if file.endswith(".py"):
             reward = str(_hook_file(file, "CUSTOM_RM_PATH")) + separator + function
             flags += ["--custom-rm-path", reward]
+        else:
+            folders += _own_folder(reward)
         load_hook(reward, default_name="custom_rm", flag="CUSTOM_RM_PATH")
     return flags, folders
+
+
+def _own_folder(dotted: str) -> list[Path]:
+    """This folder, if the module lies in it: we can import it from here, a job could not."""
+    here, top = Path.cwd(), dotted.partition(".")[0]
+    return [here] if (here / top).is_dir() or (here / f"{top}.py").is_file() else []
 
 
 def _hook_file(file: str, name: str) -> Path:

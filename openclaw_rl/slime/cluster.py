@@ -8,6 +8,7 @@ in the environment, never on a command line.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shlex
@@ -32,6 +33,9 @@ START_SECONDS = 180.0
 
 STOP_SECONDS = 30.0
 """Time a process gets after SIGTERM before it is killed."""
+
+
+_PR_SET_PDEATHSIG = 1
 
 
 class RayError(OpenClawRLError):
@@ -126,8 +130,8 @@ def run(
 ) -> int:
     """Start what is to be started, wait for the training, end it all; return its status.
 
-    `log` takes the output of our own Ray; `join` is what other machines run to take part. SIGINT
-    and SIGTERM end the run (130, 143). Raises `RayError` where our Ray does not come up.
+    `log` takes the output of our own Ray; `join` is what other machines run to take part. SIGINT,
+    SIGTERM and SIGHUP end the run (130, 143, 129). Raises `RayError` where Ray does not come up.
     """
     with _ended_by_signals() as ended, contextlib.ExitStack() as stack:
         try:
@@ -152,7 +156,7 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[list[int]]:
-    """Turn the first SIGINT or SIGTERM into `_Ended`; more of them do not cut the ending short."""
+    """Turn the first SIGINT, SIGTERM or SIGHUP into `_Ended`; more do not cut the ending short."""
     ended: list[int] = []
 
     def end(number: int, _: FrameType | None) -> None:
@@ -160,7 +164,11 @@ def _ended_by_signals() -> Iterator[list[int]]:
             ended.append(number)
             raise _Ended
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup means to go on
+    }
     try:
         yield ended
     finally:
@@ -182,9 +190,16 @@ def _start(
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
         start_new_session=True,
+        preexec_fn=_end_with_parent,
     )
     stack.callback(_end, process)
     return process
+
+
+def _end_with_parent() -> None:
+    """In the child: ask Linux for a SIGTERM when the launcher is gone, even by `kill -9`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

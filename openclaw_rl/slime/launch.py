@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from openclaw_rl import preflight
 from openclaw_rl.config import add_flags, environment, load_config
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.slime import cluster
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(render(plan, way, private))
             return 0
         cluster.check_machine(config.slime, way)
+        preflight.check_data(config)
         write(home, {**plan.files, private: runtime_env(plan)})
         for line in plan.picture:
             print(f"[openclaw-rl] {line}")

@@ -103,11 +103,15 @@ def make_plan(
     for setting in (config.slime.slime_dir, config.slime.megatron_dir):
         folders += [Path(setting)] if setting else []
     variables = _variables(environ, folders)
+    context, limits = _context(flags), _limits(layout)
+    if context and context > limits.get(str(model), context):
+        raise ConfigError(
+            f"--sglang-context-length {context} is more than the policy's config.json allows "
+            f"({limits[str(model)]} tokens)"
+        )
     home = data / "slime"
     files = {
-        home / "engines.yaml": _yaml(
-            engines.sglang_config(layout, _context(flags), _limits(layout))
-        ),
+        home / "engines.yaml": _yaml(engines.sglang_config(layout, context, limits)),
         home / "hooks.yaml": _yaml(_hook_settings(config, flags, layout, data)),
     }
     computed = [

@@ -67,7 +67,7 @@ class Place:
             cwd=cwd or self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,  # real Ray on a busy machine
             check=False,
         )
 

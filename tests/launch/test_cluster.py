@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -124,7 +125,7 @@ def test_the_status_is_the_trainings(place):
     assert launch.end()[0] == 7
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_case_36_a_signal_ends_what_was_started_and_nothing_else(place, number):
     with closing(socket.socket()) as bystander:
         bystander.bind(("127.0.0.1", 0))
@@ -141,6 +142,19 @@ def test_case_36_a_signal_ends_what_was_started_and_nothing_else(place, number):
         assert other.poll() is None
         other.communicate(b"\n")
         assert not alive(seen["pid"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end the children")
+def test_case_36_nothing_outlives_a_launcher_that_is_killed(place):
+    launch = Launch(place, "--wait")
+    seen = launch.trainer()
+    pids = [launch.calls()[0]["pid"], seen["pid"]]
+    watched = [os.pidfd_open(pid) for pid in pids]
+    launch.process.kill()
+    launch.end()
+    for watch in watched:
+        assert select.select([watch], [], [], 30)[0], "a child lives on"
+        os.close(watch)
 
 
 def test_a_ray_that_is_there_gets_a_job_and_stays(place):
@@ -189,6 +203,14 @@ def test_a_taken_port_is_one_line_and_nothing_starts(place):
     assert not place.data.exists()
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(place):
+    launch = Launch(place, DATA_PATH=str(place.model / "config.json"))
+    status, out, err = launch.end()
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert launch.calls() == []
+
+
 def test_a_head_that_does_not_come_up_is_one_line(place):
     launch = Launch(place, FAKE_RAY_BROKEN="1")
     status, _, err = launch.end()
@@ -207,23 +229,88 @@ def test_several_machines_are_told_how_to_join(place):
     assert f"ray start --address 127.0.0.2:{port} --num-gpus 8" in out
 
 
+REMOTE = """
+import os, ray, sys, time
+ray.init()
+key = ray.get(ray.remote(lambda: os.environ.get("PRM_API_KEY")).remote())
+print("remote:", key == "k-secret", sys.argv[-1], flush=True)
+time.sleep(600 if "--wait" in sys.argv else 0)
+"""
+"""A trainer that needs its environment in a Ray worker."""
+
+
+class RealRay:
+    """A machine with a real Ray, on ports of its own."""
+
+    def __init__(self, place):
+        pytest.importorskip("ray", reason="ray is not installed")
+        self.place = place
+        self.port, self.dashboard, self.agent = free_ports(3)
+        self.args = f"--dashboard-agent-listen-port {self.agent} --num-cpus 2"
+        trainer = place.folder / "train me.py"
+        trainer.write_text(REMOTE)
+        self.environ = {
+            "TRAIN_SCRIPT": str(trainer),
+            "RAY_PORT": str(self.port),
+            "RAY_DASHBOARD_PORT": str(self.dashboard),
+            "RAY_START_ARGS": self.args,
+            "PRM_API_KEY": "k-secret",
+        }
+
+    def processes(self):
+        """Processes of this Ray, by its port on their command line."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and alive(int(entry.name)):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+                if str(self.port) in words and "ray" in words:
+                    found.append(int(entry.name))
+        return found
+
+
 @pytest.mark.slow
 def test_real_ray_runs_a_job_of_the_script(place):
-    pytest.importorskip("ray", reason="ray is not installed")
-    port, dashboard, agent = free_ports(3)
-    trainer = place.folder / "train me.py"
-    trainer.write_text(
-        "import ray, sys, os\nray.init()\n"
-        "where = ray.remote(lambda: os.environ['PRM_API_KEY'] + os.environ['PYTHONPATH'])\n"
-        "print('remote:', ray.get(where.remote()).count('k-secret'), sys.argv[-1], flush=True)\n"
-    )
-    done = place.run(
-        *("rl", "--mark", "a b"),
-        TRAIN_SCRIPT=str(trainer),
-        RAY_PORT=str(port),
-        RAY_DASHBOARD_PORT=str(dashboard),
-        RAY_START_ARGS=f"--dashboard-agent-listen-port {agent} --num-cpus 2",
-        PRM_API_KEY="k-secret",
-    )
+    real = RealRay(place)
+    done = place.run("rl", "--mark", "a b", **real.environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "remote: 1 a b" in done.stdout
+    assert "remote: True a b" in done.stdout
+    assert real.processes() == []
+
+
+@pytest.mark.slow
+def test_case_36_a_signal_ends_a_real_ray_of_our_own(place):
+    real = RealRay(place)
+    process = subprocess.Popen(
+        ["bash", SCRIPTS["rl"], "--wait"],
+        env={**os.environ, "PYTHON": sys.executable, **place.environ, **real.environ},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert any("remote: True --wait" in line for line in process.stdout)
+    assert real.processes()
+    process.terminate()
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert real.processes() == []
+
+
+@pytest.mark.slow
+def test_case_36_a_real_ray_that_was_there_is_used_and_left_alone(place):
+    real = RealRay(place)
+    ray = Path(sys.executable).with_name("ray")
+    where = [f"--port={real.port}", f"--dashboard-port={real.dashboard}"]
+    head = subprocess.Popen(
+        [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", *where,
+         "--num-gpus=8", *real.args.split()],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert any("Ray runtime started" in line for line in head.stdout)
+        for address in (f"127.0.0.1:{real.port}", f"http://127.0.0.1:{real.dashboard}"):
+            done = place.run("rl", "--mark", "a b", **real.environ, RAY_ADDRESS=address)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "remote: True a b" in done.stdout
+            assert head.poll() is None
+    finally:
+        head.terminate()
+        head.wait(120)

@@ -102,6 +102,18 @@ def test_a_loss_in_a_file_becomes_what_slime_can_load(place, monkeypatch):
     assert option(plan.train, "--custom-loss-function-path") == "my_loss.other"
 
 
+def test_hooks_in_this_folder_are_found_by_the_job_too(place, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    monkeypatch.syspath_prepend(str(place.folder))
+    (place.folder / "mine_to_load.py").write_text("def loss(*a): ...\nasync def rm(*a): ...\n")
+    for flags in (
+        ("--custom-loss-function-path", "mine_to_load.loss"),
+        ("--custom-rm-path", "mine_to_load.rm"),
+    ):
+        path = place.plan(*flags).variables["PYTHONPATH"]
+        assert str(place.folder) in path.split(os.pathsep)
+
+
 def test_keys_are_in_the_jobs_environment_and_nowhere_else(place):
     keys = {"OPENCLAW_RL_API_KEY": "k-gate", "PRM_API_KEY": "k-prm", "WANDB_API_KEY": "k-wandb"}
     plan = place.plan(**keys, HOST="0.0.0.0", WANDB_PROJECT="mine", NCCL_DEBUG="INFO", OTHER="x")
@@ -204,6 +216,7 @@ def test_the_loss_and_the_candidates_fit_together(place, loss, top_k, words):
         (("--custom-rm-path", "no_such_module.fn"), "CUSTOM_RM_PATH"),
         (("--custom-loss-function-path", "./none.py"), "CUSTOM_LOSS_FUNCTION_PATH: there is no"),
         (("--custom-loss-function-path", "no_such_module.fn"), "CUSTOM_LOSS_FUNCTION_PATH"),
+        (("--sglang-context-length", "65536"), "more than the policy's config.json allows"),
         (("--tensor-model-parallel-size", "3"), "ACTOR_GPUS=4 is no multiple of 3"),
         (("--context-parallel-size", "8"), "ACTOR_GPUS=4 is no multiple of 8"),
         (("--tensor-model-parallel-size", "x"), "'x' is not a whole number"),

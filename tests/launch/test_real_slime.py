@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.slime.checks import known_flags
 from openclaw_rl.slime.launch import write
 from tests.launch.kit import ROOT, commands, file_of, model_folder
 from tests.launch.models import CONFIGS
@@ -85,3 +86,17 @@ def test_slimes_parser_takes_every_flag_of_every_script(place, capsys):
         assert item["loads_weights"], f"{case}: slime cannot load this model's weights itself"
         assert item["starts_from"] == words[words.index("--ref-load") + 1], case
         assert item["batch"] == 16, case
+
+
+@pytest.mark.slow
+def test_stock_slime_has_no_lora_and_says_so_itself(place):
+    real = real_environment()
+    path = os.pathsep.join([real["SLIME_DIR"], real["MEGATRON_DIR"]])
+    train = [sys.executable, str(Path(real["SLIME_DIR"]) / "train_async.py")]
+    known = known_flags(train, {**os.environ, "PYTHONPATH": path})
+    assert {"--rollout-function-path", "--custom-config-path", "--num-layers"} <= known
+    assert "--lora-rank" not in known
+    done = place.run("rl", DRY_RUN="1", USE_LORA="1", **real)
+    assert done.returncode == 2
+    assert "USE_LORA=1: this slime has no --lora-rank" in done.stderr
+    assert done.stderr.count("\n") == 1
