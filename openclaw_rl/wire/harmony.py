@@ -25,6 +25,8 @@ MARKS = (CHANNEL, MESSAGE, START, "<|constrain|>", *ENDS)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _BEGINS = (CHANNEL, START, "to=")
+_NEXT = (START, CHANNEL)
+"""What begins the next message where the model left the end of the last one out."""
 _LONGEST_HEADER = 500
 """Characters within which a header ends by `<|message|>`, or is none; real ones have about 60."""
 
@@ -99,7 +101,7 @@ class HarmonyParser(ReplyReader):
             self._buf = self._buf[at + len(mark) :]
             self._state = "header"
             return True
-        keep = 0 if final else max(held(self._buf, mark) for mark in (*ENDS, START))
+        keep = 0 if final else max(held(self._buf, mark) for mark in (*ENDS, *_NEXT))
         cut = len(self._buf) - keep
         self._show(self._buf[:cut])
         self._buf = self._buf[cut:]
@@ -124,9 +126,7 @@ class HarmonyParser(ReplyReader):
     def _end(self) -> tuple[int, str] | None:
         """Where the message ends: at a mark, or where the next one begins."""
         found = [(at, mark) for mark in ENDS if (at := self._buf.find(mark)) >= 0]
-        at = self._buf.find(START)
-        if at >= 0:
-            found.append((at, ""))
+        found += [(at, "") for mark in _NEXT if (at := self._buf.find(mark)) >= 0]
         return min(found, default=None)
 
     def _show(self, text: str) -> None:

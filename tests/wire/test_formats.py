@@ -236,6 +236,8 @@ def test_harmony_channels():
     assert calls_of(message) == [("now", '{"a":1}')]
     final = "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>B"
     assert whole("gpt-oss", final + "<|return|>")["content"] == "B"
+    sloppy = whole("gpt-oss", "<|channel|>analysis<|message|>A<|channel|>final<|message|>B")
+    assert (sloppy["reasoning_content"], sloppy["content"]) == ("A", "B")
     assert whole("gpt-oss", "plain words") == {"role": "assistant", "content": "plain words"}
     assert whole("gpt-oss", "<|channel|>analysis<|message|>cut off") == {
         "role": "assistant",
