@@ -1,5 +1,6 @@
 # make quickstart   watch a small real model adapt to a user (no GPU needed)
 # make test         the tests
+# make test-slime   the tests that run slime's own code (SLIME_DIR=, the folder of a clone)
 # make lint         ruff and mypy
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 # A pinned torch; on a machine without a GPU, point pip at PyTorch's CPU wheels to save gigabytes.
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test test-slime lint format clean
 
 $(VENV)/.installed: setup.py requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
@@ -24,6 +25,19 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q $(ARGS)
 
+# A virtual environment of its own: SGLang and Megatron-core pin what the rest does not need.
+SLIME_VENV ?= .venv-slime
+$(SLIME_VENV)/.installed: setup.py requirements.txt tests/slime/requirements.txt
+	test -x $(SLIME_VENV)/bin/python || $(PYTHON) -m venv $(SLIME_VENV)
+	$(SLIME_VENV)/bin/python -m pip install --quiet $(TORCH)
+	$(SLIME_VENV)/bin/python -m pip install --quiet -e '.[dev]' -r tests/slime/requirements.txt
+	$(SLIME_VENV)/bin/python -m pip install --quiet --no-deps sglang==0.5.9
+	touch $@
+
+test-slime: $(SLIME_VENV)/.installed
+	@test -d "$(SLIME_DIR)/slime" || { echo "set SLIME_DIR to the folder of a clone of slime"; exit 2; }
+	SLIME_DIR="$(abspath $(SLIME_DIR))" $(SLIME_VENV)/bin/python -m pytest -q tests/slime tests/losses $(ARGS)
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +48,4 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(SLIME_VENV) build dist *.egg-info

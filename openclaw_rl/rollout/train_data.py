@@ -38,7 +38,7 @@ def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
     flat = flatten(samples)
     for s in flat:
         try:
-            s.validate()
+            Sample.validate(s)  # slime's samples have none of their own
         except ValueError as error:
             raise HookError(f"a sample of the rollout does not line up: {error}") from error
     masks = [_mask(s) for s in flat]
@@ -52,7 +52,7 @@ def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
         "response_lengths": [s.response_length for s in flat],
         "rewards": rewards,
         "raw_reward": rewards,
-        "truncated": [int(s.status == Sample.Status.TRUNCATED) for s in flat],
+        "truncated": [int(s.status.value == Sample.Status.TRUNCATED.value) for s in flat],
         "sample_indices": [s.index for s in flat],
         "rollout_ids": ids,
         "loss_masks": masks,
