@@ -35,6 +35,7 @@ STOP_SECONDS = 30.0
 """Time a process gets after SIGTERM before it is killed."""
 
 
+_STARTED, _NODE_SECONDS = "Ray runtime started", 45.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -136,7 +137,7 @@ def run(
     with _ended_by_signals() as ended, contextlib.ExitStack() as stack:
         try:
             if found.start is not None and found.dashboard is not None:
-                output = stack.enter_context(open(log, "ab"))
+                output = stack.enter_context(open(log, "wb"))  # a new one for each run
                 os.chmod(log, 0o600)
                 head = _start(stack, found.start, environ, output=output)
                 _await_head(head, found.dashboard, log)
@@ -221,15 +222,23 @@ def _stop_job(command: Sequence[str], environ: Mapping[str, str], ended: Sequenc
 
 
 def _await_head(head: subprocess.Popen[bytes], dashboard: str, log: Path) -> None:
-    """Return when the head takes jobs."""
+    """Return when the head takes jobs.
+
+    Its job server answers before its node is up, so its own word is awaited too; where a version
+    of Ray words it otherwise, the time that Ray gives its node (30 s) and some more.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    answered = None
+    began = time.monotonic()
+    while time.monotonic() < began + START_SECONDS:
+        words = log.read_text(encoding="utf-8", errors="replace")
         if head.poll() is not None:
-            raise RayError(f"Ray's head ended with status {head.returncode}: see {log}")
-        try:
-            with opener.open(dashboard + "/api/version", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
+            last = (words.strip().splitlines() or ["no output"])[-1]
+            raise RayError(f"Ray's head ended with status {head.returncode} ({last}): see {log}")
+        if answered is None:
+            with contextlib.suppress(OSError), opener.open(dashboard + "/api/version", timeout=5):
+                answered = time.monotonic()
+        elif _STARTED in words or time.monotonic() > answered + _NODE_SECONDS:
+            return
+        time.sleep(0.2)
     raise RayError(f"Ray's head took no jobs within {START_SECONDS:.0f} s: see {log}")

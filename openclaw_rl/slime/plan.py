@@ -19,7 +19,13 @@ import yaml
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hook_args import hook_args
-from openclaw_rl.settings import DataConfig, GatewayConfig, JudgeConfig, TrainConfig
+from openclaw_rl.settings import (
+    DataConfig,
+    GatewayConfig,
+    JudgeConfig,
+    RolloutConfig,
+    TrainConfig,
+)
 from openclaw_rl.slime import engines
 from openclaw_rl.slime.checks import (
     absolute,
@@ -255,12 +261,9 @@ def _hook_settings(
     """`--custom-config-path`: names as `hook_args.py` has them, `gateway_<name>` for the gateway's
     (see `openclaw_rl/slime/README.md`). Keys are not among them: slime logs its arguments."""
     args = hook_args(config)
-    values: dict[str, Any] = {
-        "journal_path": str(data / "journal.db"),
-        "session_share": args.session_share,
-        "max_staleness": args.max_staleness,
-    }
-    for section, kind in (("train", TrainConfig), ("judge", JudgeConfig)):
+    values: dict[str, Any] = {"journal_path": str(data / "journal.db")}
+    sections = (("rollout", RolloutConfig), ("train", TrainConfig), ("judge", JudgeConfig))
+    for section, kind in sections:
         for name in _flag_names(section, kind):
             values[name] = getattr(args, name, None)
     for item in dataclasses.fields(GatewayConfig):

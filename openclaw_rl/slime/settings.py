@@ -148,16 +148,19 @@ class LaunchConfig(Config):
 
 
 USED = (
-    *("model.path", "data.path", "rollout.session_share"),
-    *("rollout.max_staleness", "train.method", "train.w_rl", "train.w_opd", "train.lora_rank"),
-    *("train.lora_alpha", "train.opd_", "gateway.", "judge.", "slime."),
+    *("model.path", "data.path", "rollout.", "gateway.", "judge.", "slime."),
+    *("train.method", "train.w_rl", "train.w_opd", "train.opd_"),
+    *("train.lora_rank", "train.lora_alpha"),
 )
 """Settings that a launch reads (names, and beginnings of names). The rest are slime's own flags."""
 
-NOT_USED = ("gateway.temperature", "gateway.context_length", "gateway.max_tokens",
-            "judge.custom_rm_path", "judge.reward_key")  # fmt: skip
-"""Of these, what the flags for slime say: --rollout-temperature, --sglang-context-length,
---rollout-max-response-len, --custom-rm-path, --reward-key."""
+NOT_USED = (
+    *("rollout.batch_size", "rollout.function_path", "judge.custom_rm_path", "judge.reward_key"),
+    *("gateway.temperature", "gateway.context_length", "gateway.max_tokens"),
+)
+"""Of these, what the flags for slime say: --rollout-batch-size, --rollout-function-path,
+--custom-rm-path, --reward-key, --rollout-temperature, --sglang-context-length,
+--rollout-max-response-len."""
 
 
 def is_used(key: str) -> bool:

@@ -35,6 +35,7 @@ def head(port: int) -> int:
             self.end_headers()
             self.wfile.write(b"{}")
 
+    print("Ray runtime started.", flush=True)
     http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
     return 0
 

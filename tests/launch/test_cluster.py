@@ -216,7 +216,7 @@ def test_a_head_that_does_not_come_up_is_one_line(place):
     status, _, err = launch.end()
     assert status == 2
     assert err.count("\n") == 1
-    assert "ended with status 3" in err
+    assert "ended with status 3 (no space left on device)" in err
     assert "no space left" in (place.data / "slime" / "ray.log").read_text()
 
 
@@ -247,6 +247,7 @@ class RealRay:
         self.place = place
         self.port, self.dashboard, self.agent = free_ports(3)
         self.args = f"--dashboard-agent-listen-port {self.agent} --num-cpus 2"
+        self.args += " --object-store-memory 100000000"
         trainer = place.folder / "train me.py"
         trainer.write_text(REMOTE)
         self.environ = {
