@@ -237,6 +237,12 @@ class RolloutConfig:
     max_staleness: int = _setting(
         8, "drop turns older than so many weight versions", flag="--max-staleness", low=0
     )
+    max_sample_tokens: int = _setting(
+        0,
+        "longest sample in tokens; a turn beyond is dropped (0: no limit)",
+        flag="--max-sample-tokens",
+        low=0,
+    )
     function_path: str = _setting(
         "openclaw_rl.rollout.generate_rollout", "rollout hook", flag="--rollout-function-path"
     )
@@ -304,6 +310,12 @@ class TrainConfig:
         flag="--opd-hint-choice",
         choices=("sequence", "token"),
     )
+    opd_baseline: str = _setting(
+        "current",
+        "what the teacher is measured against: this forward, that before the step, the engine's",
+        flag="--opd-baseline",
+        choices=("current", "old", "rollout"),
+    )
     eps_clip: float = _setting(0.2, "lower clip of the ratio", flag="--eps-clip", low=0)
     eps_clip_high: float = _setting(0.28, "upper clip of the ratio", flag="--eps-clip-high", low=0)
     kl_loss_coef: float = _setting(
@@ -313,6 +325,18 @@ class TrainConfig:
     lr: float = _setting(1e-4, "learning rate", flag="--lr", low=0)
     weight_decay: float = _setting(0.0, "Adam's weight decay", flag="--weight-decay", low=0)
     clip_grad: float = _setting(1.0, "largest gradient norm", flag="--clip-grad", low=0)
+    max_grad_norm_skip: float = _setting(
+        100.0, "no step beyond this gradient norm", flag="--max-grad-norm-skip", low=0
+    )
+    max_logprob_diff: float = _setting(
+        1.0,
+        "no step where engine and trainer differ more",
+        flag="--max-logprob-diff",
+        low=0,
+    )
+    num_steps_per_rollout: int = _setting(
+        1, "optimiser steps on a batch", flag="--num-steps-per-rollout", low=1
+    )
     lora_rank: int = _setting(16, "rank of the adapter", flag="--lora-rank", low=1)
     lora_alpha: float = _setting(32.0, "scale of the adapter", flag="--lora-alpha", low=0)
     max_tokens_per_gpu: int = _setting(
@@ -320,6 +344,9 @@ class TrainConfig:
         "tokens in a micro-batch (0: 512 on a CPU, 4096 on a GPU)",
         flag="--max-tokens-per-gpu",
         low=0,
+    )
+    loss_chunk_tokens: int = _setting(
+        512, "tokens whose logits are held at a time", flag="--loss-chunk-tokens", low=2
     )
     gradient_checkpointing: str = _setting(
         "auto",

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from openclaw_rl.engine.bound import TokenBound
 from openclaw_rl.engine.continuation import KnownPrompt, Meaning, continuation, text_sha
 from openclaw_rl.engine.system import PROBE, PROBES, only_at_the_beginning
 from openclaw_rl.engine.template import ChatTemplate
@@ -64,6 +65,7 @@ class ChatTokenizer:
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer)
         self._single: dict[int, str] = {}
+        self._bound = TokenBound(self._backend)
         self.context_length = context_length
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self._arguments_as_text = self._probe_arguments()
@@ -141,6 +143,11 @@ class ChatTokenizer:
         except (UnicodeEncodeError, TypeError):
             raise EngineRefused(400, "a message is not valid Unicode (lone surrogate)") from None
         return cast(list[int], encoding.ids)
+
+    def fewest(self, text: str, limit: int) -> int:
+        """A number of tokens that `text` certainly has, without tokenising it; 0 where that is no
+        matter of certainty, or surely below `limit`."""
+        return self._bound.fewest(text, limit)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a reply: what a `stream()` of the same ids shows altogether."""

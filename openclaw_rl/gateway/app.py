@@ -180,8 +180,8 @@ async def messages(request: web.Request) -> web.StreamResponse:
 async def count_tokens(request: web.Request) -> web.Response:
     """How many tokens the prompt of a Messages request has."""
     parts = request.app[PARTS]
+    body = await parts.bodies.read(request)
     with parts.inflight.slot():
-        body = await request.read()
         chat = parse_count_request(body)
         count = await parts.gateway.count(chat, request[CALLER], _headers(request), len(body))
         return web.json_response({"input_tokens": count})
@@ -189,8 +189,8 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     parts = request.app[PARTS]
+    body = await parts.bodies.read(request)
     with parts.inflight.slot():
-        body = await request.read()
         chat = dialect.parse(body)
         if chat.ignored:
             log.info("ignored keys: %s", ", ".join(ascii(name[:40]) for name in chat.ignored[:20]))
@@ -245,7 +245,7 @@ async def model(request: web.Request) -> web.Response:
 
 async def feedback(request: web.Request) -> web.Response:
     """A thumb, a score or words about a turn, as its next state."""
-    given = parse_feedback(await request.read())
+    given = parse_feedback(await request.app[PARTS].bodies.read(request))
     turn_id = await request.app[PARTS].gateway.feedback(given, request[CALLER])
     return web.json_response({"object": "feedback", "turn_id": turn_id, "accepted": True})
 

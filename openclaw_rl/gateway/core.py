@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -25,7 +24,7 @@ from openclaw_rl.gateway.feedback import Feedback
 from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
-from openclaw_rl.gateway.recent import RecentIds
+from openclaw_rl.gateway.recent import NewestTurns, RecentIds
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings
@@ -89,7 +88,7 @@ class Gateway:
         """Tokens that prompt and reply may have together."""
         self._unrecorded = RecentIds(settings.max_turns)
         self._continued = RecentIds(settings.max_turns)
-        self._newest: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._newest = NewestTurns(settings.max_turns)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
@@ -108,8 +107,8 @@ class Gateway:
         if placement.kind == "main" and placement.next_state is not None:
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
             self._continued.add(placement.next_state.turn_id)
-            self._spawn(self._journal_next_state(placement.next_state, now))
-        prompt = await self._prompts.build(request, placement, size)
+            self._spawn(self._journal_next_state(placement, placement.next_state, now))
+        prompt = await self._prompts.build(request, placement, size, self.context_length)
         room = fit_max_tokens(
             request.max_tokens,
             self._settings.default_max_tokens,
@@ -177,7 +176,7 @@ class Gateway:
         """
         turn_id = feedback.turn_id
         if feedback.session_id is not None:
-            turn_id = self._newest_turn(feedback.session_id, caller)
+            turn_id = self._newest.of(feedback.session_id, caller)
         turn = None if turn_id is None else await self._journal.turn(turn_id)
         if turn is None or not caller.may_name(turn.owner):
             raise WireError(404, "there is no such turn", code="turn_not_found")
@@ -203,7 +202,7 @@ class Gateway:
         """After a restart: which turn of each session is the newest."""
         for node in nodes:
             if node.kind == "main":
-                self._note_newest(node.owner, node.session_id, node.turn_id)
+                self._newest.note(node.owner, node.session_id, node.turn_id)
 
     async def settle(self) -> None:
         """Wait for what still runs in the background (aborts, commits)."""
@@ -245,6 +244,7 @@ class Gateway:
         reply = turn.parser.message()
         placement, prompt = turn.placement, turn.prompt
         now = self._clock()
+        late = any(one in self._continued for one in self._tracker.overtaken_by(placement))
         record = TurnRecord(
             turn_id=turn.turn_id,
             session_id=placement.session_id,
@@ -267,11 +267,12 @@ class Gateway:
             template_kwargs=turn.request.template_kwargs,
             sampling=turn.sampling,
             request_hash=placement.request_hash,
-            node_hash=self._tracker.commit(placement, turn.turn_id, reply, now),
+            node_hash=self._tracker.commit(placement, turn.turn_id, reply, now, retried=late),
             rendered_len=prompt.rendered_len,
             rendered_sha=prompt.rendered_sha,
             created=turn.created,
             topk=turn.topk(),
+            drop_reason="retried" if late else None,
         )
         started = time.perf_counter()
         recorded = await self._journaled(self._journal.write(self._writing(record, placement, now)))
@@ -296,9 +297,15 @@ class Gateway:
 
         return write
 
-    async def _journal_next_state(self, next_state: NextState, now: float) -> None:
-        write = self._journal.set_next_state(next_state.turn_id, next_state.messages, now)
-        await self._journaled(write)
+    async def _journal_next_state(
+        self, placement: Placement, next_state: NextState, now: float
+    ) -> None:
+        def write(journal: Journal) -> None:
+            journal.set_next_state(next_state.turn_id, next_state.messages, now)
+            for turn_id in placement.superseded:
+                journal.drop(turn_id, "retried", now)
+
+        await self._journaled(self._journal.write(write))
 
     async def _journaled(self, write: Awaitable[Any]) -> bool:
         """Whether the journal took it. A journal that cannot is no reason to fail the client."""
@@ -323,22 +330,9 @@ class Gateway:
         )
         self._known.put(turn.turn_id, known)
         if record.kind == "main":
-            self._note_newest(record.owner, record.session_id, turn.turn_id)
+            self._newest.note(record.owner, record.session_id, turn.turn_id)
         if record.parent_id is not None and record.shares_tokens:
             self._known.outgrow(record.parent_id)
-
-    def _newest_turn(self, session_id: str, caller: Caller) -> str | None:
-        mine = self._newest.get((caller.owner, session_id))
-        if mine is not None or not caller.anybody:
-            return mine
-        same = (turn for (_, name), turn in reversed(self._newest.items()) if name == session_id)
-        return next(same, None)
-
-    def _note_newest(self, owner: str, session_id: str, turn_id: str) -> None:
-        self._newest[owner, session_id] = turn_id
-        self._newest.move_to_end((owner, session_id))
-        while len(self._newest) > self._settings.max_turns:
-            self._newest.popitem(last=False)
 
     def _without_lost_parent(self, placement: Placement) -> Placement:
         """The tracker may know a turn that the journal failed to take: nothing hangs on it."""

@@ -1,10 +1,16 @@
 """How many requests may be under way at once. Above it a client is told to come back (429)
-instead of queueing without bound."""
+instead of queueing without bound. A request whose body is still coming is counted apart: slow
+senders must not keep others from the engine."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from aiohttp import web
+
+from openclaw_rl.wire.errors import WireError
 
 
 class TooManyRequests(Exception):
@@ -28,3 +34,23 @@ class Inflight:
             yield
         finally:
             self.now -= 1
+
+
+class Bodies:
+    """Reads bodies: at most `limit` at once, each within `seconds`."""
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self.reading = Inflight(limit)
+        self._seconds = seconds
+
+    async def read(self, request: web.Request) -> bytes:
+        """The whole body. Raises `TooManyRequests`, or `WireError` 408 for one that does not come
+        to its end."""
+        with self.reading.slot():
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await request.read()
+            except TimeoutError:
+                raise WireError(
+                    408, f"the request's body did not arrive within {self._seconds:g} s"
+                ) from None

@@ -20,7 +20,7 @@ from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.gateway.core import Gateway
 from openclaw_rl.gateway.health import Health
 from openclaw_rl.gateway.known import KnownTurns
-from openclaw_rl.gateway.limits import Inflight
+from openclaw_rl.gateway.limits import Bodies, Inflight
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.settings import GatewaySettings
@@ -81,6 +81,7 @@ class Parts:
     known: KnownTurns
     metrics: Metrics
     inflight: Inflight
+    bodies: Bodies
     health: Health
     address: PolicyAddress
     started: float
@@ -155,6 +156,7 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             known=known,
             metrics=metrics,
             inflight=Inflight(settings.max_inflight),
+            bodies=Bodies(settings.max_bodies, settings.body_seconds),
             health=Health(url=address, engine_healthy=engine.health, fates=journal.fates),
             address=address,
             started=time.monotonic(),

@@ -21,6 +21,7 @@ from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.turn import Prompt
 from openclaw_rl.journal.records import Turn
 from openclaw_rl.session.types import Message, Placement
+from openclaw_rl.wire.errors import prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import THINK
 from openclaw_rl.wire.request import ChatRequest
@@ -56,16 +57,21 @@ class Prompts:
         self._metrics = metrics
         self._inline_chars = inline_chars
 
-    async def build(self, request: ChatRequest, placement: Placement, size: int) -> Prompt:
+    async def build(
+        self, request: ChatRequest, placement: Placement, size: int, limit: int | None = None
+    ) -> Prompt:
         """The prompt of `request`; `size` is about its length in characters.
 
-        Raises `EngineRefused` (400) for messages that the template refuses.
+        Raises `EngineRefused` (400) for messages that the template refuses, and `WireError` for a
+        prompt that cannot but have `limit` tokens or more: it is not tokenised to know how many.
         """
         turns = await self._recall(placement)
         messages = _put_back(request.messages, placement, turns)
         parent = turns.get(placement.parent_id) if placement.parent_id else None
         work = functools.partial(self._render, request, messages, parent)
         text, known_ids = work() if size <= self._inline_chars else await self._in_thread(work)
+        if limit is not None and (fewest := self._tokenizer.fewest(text, limit)) >= limit:
+            raise prompt_too_long(fewest, limit)
         if placement.parent_id is not None:
             self._metrics.count("continued_turns", tokens="new" if known_ids is None else "kept")
         return Prompt(

@@ -1,8 +1,10 @@
-"""A bounded memory of turn ids."""
+"""Small memories of recent turns, bounded in number; the oldest are forgotten first."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+
+from openclaw_rl.gateway.auth import Caller
 
 
 class RecentIds:
@@ -20,3 +22,26 @@ class RecentIds:
 
     def __contains__(self, turn_id: str | None) -> bool:
         return turn_id in self._ids
+
+
+class NewestTurns:
+    """The newest turn of each owner's sessions, for feedback that names only the session."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._turns: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    def note(self, owner: str, session_id: str, turn_id: str) -> None:
+        """This turn is the session's newest now."""
+        self._turns[owner, session_id] = turn_id
+        self._turns.move_to_end((owner, session_id))
+        while len(self._turns) > self._limit:
+            self._turns.popitem(last=False)
+
+    def of(self, session_id: str, caller: Caller) -> str | None:
+        """The newest turn of the caller's session (of anybody's, where no key is asked for)."""
+        mine = self._turns.get((caller.owner, session_id))
+        if mine is not None or not caller.anybody:
+            return mine
+        same = (turn for (_, name), turn in reversed(self._turns.items()) if name == session_id)
+        return next(same, None)

@@ -49,7 +49,11 @@ class GatewaySettings:
     journal_seconds: float = 5.0
     """How long the end of a reply waits for its journal commit before it is served without."""
     max_body_bytes: int = 32 * MIB
+    body_seconds: float = 60.0
+    """How long a request's body may take to arrive."""
     max_inflight: int = 256
+    max_bodies: int = 512
+    """Requests that may be sending their bodies; `max_inflight` counts those that have sent it."""
     max_turns: int = 20_000
     """Turns that the session tracker keeps in memory."""
     known_prompt_bytes: int = 128 * MIB
@@ -63,9 +67,15 @@ class GatewaySettings:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def __post_init__(self) -> None:
-        for name in ("keepalive_seconds", "journal_seconds"):
+        for name in ("keepalive_seconds", "journal_seconds", "body_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"gateway: {name} must be above 0")
-        for name in ("max_body_bytes", "max_inflight", "max_turns", "known_prompt_bytes"):
+        for name in (
+            "max_body_bytes",
+            "max_bodies",
+            "max_inflight",
+            "max_turns",
+            "known_prompt_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"gateway: {name} must be at least 1")

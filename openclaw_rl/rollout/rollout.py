@@ -43,9 +43,10 @@ def generate_rollout(
     """Wait for a full batch and return its samples. `data_source` is not used.
 
     args: `journal_path`, `rollout_batch_size` (turns); optional `session_share` (0.25),
-    `max_staleness` (8 versions; None: no limit), `rollout_temperature` (None: any), `host_name`
-    ("default"), `rollout_poll_seconds` (0.5), `rollout_progress_seconds` (10), `stop_event`
-    (a `threading.Event`), `while_waiting` (called at each poll; what it raises ends the wait),
+    `max_staleness` (8 versions; None: no limit), `rollout_temperature` (None: any),
+    `max_sample_tokens` (None: no limit; see `build_samples`), `host_name` ("default"),
+    `rollout_poll_seconds` (0.5), `rollout_progress_seconds` (10), `stop_event` (a
+    `threading.Event`), `while_waiting` (called at each poll; what it raises ends the wait),
     `segment_steps` (the optimiser steps of a rollout: 1; no segment holds signals of two, and
     `metadata["step"]` says whose it is).
     """
@@ -71,6 +72,7 @@ def generate_rollout(
             stop=_given(args, "stop_event", None) or threading.Event(),
             while_waiting=_given(args, "while_waiting", lambda: None),
             steps=_given(args, "segment_steps", 1),
+            max_tokens=getattr(args, "max_sample_tokens", None),
         ).run()
 
 
@@ -92,6 +94,7 @@ class _Wait:
     stop: threading.Event
     while_waiting: Callable[[], None] = lambda: None
     steps: int = 1
+    max_tokens: int | None = None
     clock: Callable[[], float] = time.time
     dropped: Counter[str] = field(default_factory=Counter)
     choice: Choice = field(default_factory=lambda: Choice((), {}, {}, 0))
@@ -165,6 +168,7 @@ class _Wait:
                 self.journal.lineage([output.turn_id for output in own]),
                 self.journal.tokens,
                 first_index=self.rollout_id * self.rules.batch_size + len(built.samples),
+                max_tokens=self.max_tokens,
             )
             for sample in part.samples:
                 sample.metadata["step"] = step

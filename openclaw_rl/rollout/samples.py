@@ -43,16 +43,21 @@ def build_samples(
     lineage: Sequence[Lineage],
     tokens_of: Callable[[str], list[int]],
     first_index: int,
+    max_tokens: int | None = None,
 ) -> Built:
     """One sample for each segment of `outputs`.
 
     `lineage` holds these turns and their ancestors, `tokens_of` gives prompt and output ids of a
-    turn. Samples are numbered from `first_index` on, each a rollout of its own.
+    turn. Samples are numbered from `first_index` on, each a rollout of its own. A turn that ends
+    beyond `max_tokens`, counted from the session's first token, is left out as `too_long`; those
+    before it make a segment that ends where the last of them does.
     """
     built = Built()
     fitting: dict[str, Output] = {}
     for output in outputs:
         reason = _misfit(output)
+        if max_tokens and output.prompt_len + len(output.output_ids) > max_tokens:
+            reason = reason or "too_long"
         if reason is None:
             fitting[output.turn_id] = output
         else:

@@ -86,6 +86,8 @@ class Tracker:
             identity = self._new_session(view.owner, history.request_hash, now)
         self._tree.touch(view.owner, identity.session_id)
         matched = 0 if mark is None else _behind_empty(history, mark.end)
+        next_state = _next_state(view, history, kind, parent, mark)
+        superseded = () if parent is None or next_state is None else self._twins(parent)
         return Placement(
             session_id=identity.session_id,
             source=identity.source,
@@ -94,20 +96,42 @@ class Tracker:
             parent_id=parent.turn_id if parent else None,
             matched=matched,
             known_replies=self._known_replies(view.owner, history, identity.session_id, parent),
-            next_state=_next_state(view, history, kind, parent, mark),
+            next_state=next_state,
             retried_id=retried.turn_id if retried else None,
             request_hash=history.request_hash,
             history_hash=history.history_hash,
             owner=view.owner,
+            superseded=superseded,
+            order=self._tree.order,
         )
 
-    def commit(self, placement: Placement, turn_id: str, reply: Message, now: float) -> str:
-        """The request was answered: remember the turn. Returns the hash of its history and reply
-        (what a journal gives back in `NodeState.node_hash`)."""
+    def overtaken_by(self, placement: Placement) -> list[str]:
+        """Turns that answered the same request while this one was under way: where the client went
+        on from one of them, it no longer waits for this one."""
+        if placement.kind != "main":
+            return []
+        same = self._tree.siblings(
+            placement.owner, placement.request_hash, placement.session_id, placement.parent_id
+        )
+        return [node.turn_id for node in same if node.order >= placement.order]
+
+    def commit(
+        self,
+        placement: Placement,
+        turn_id: str,
+        reply: Message,
+        now: float,
+        *,
+        retried: bool = False,
+    ) -> str:
+        """The request was answered: remember the turn (`retried`: as one that was overtaken).
+        Returns the hash of its history and reply (what a journal gives back in
+        `NodeState.node_hash`)."""
         node_hash = extend(placement.history_hash, reply)
-        retried = self._tree.turn(placement.retried_id)
-        if retried is not None:
-            retried.retried = True
+        for earlier in (placement.retried_id, *placement.superseded):
+            node = self._tree.turn(earlier)
+            if node is not None:
+                node.retried = True
         if placement.next_state is not None:
             answered = self._tree.turn(placement.next_state.turn_id)
             if answered is not None:
@@ -124,6 +148,7 @@ class Tracker:
                 request_hash=placement.request_hash,
                 created=now,
                 order=self._tree.order,
+                retried=retried,
             )
         )
         return node_hash
@@ -259,6 +284,13 @@ class Tracker:
         return "main", "opens"
 
     # -- retries ------------------------------------------------------------------------------
+
+    def _twins(self, turn: Node) -> tuple[str, ...]:
+        """Other turns of the same request that still wait. One that came later, when `turn` was
+        known, has taken its place already: these were under way at the same time."""
+        same = self._tree.siblings(turn.owner, turn.request_hash, turn.session_id, turn.parent_id)
+        waiting = (n for n in same if n is not turn and not n.answered and not n.retried)
+        return tuple(node.turn_id for node in waiting)
 
     def _retried(
         self,

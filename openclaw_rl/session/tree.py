@@ -137,6 +137,16 @@ class Tree:
         """Turns that answered exactly this request."""
         return self._requests.get((owner, request_hash))
 
+    def siblings(
+        self, owner: str, request_hash: str, session_id: str, parent_id: str | None
+    ) -> list[Node]:
+        """Main turns that answered the same request at the same place, oldest first."""
+        return [
+            node
+            for node in self.by_request(owner, request_hash)
+            if (node.session_id, node.parent_id, node.kind) == (session_id, parent_id, "main")
+        ]
+
     def _keys(self, node: Node) -> list[tuple[Index, tuple[str, ...]]]:
         owner, session = node.owner, node.session_id
         keys: list[tuple[Index, tuple[str, ...]]] = [

@@ -53,8 +53,9 @@ class Placement:
     `parent_id` is the turn whose history the request extends, `matched` how many of the request's
     messages that history covers (0 without a parent). `known_replies` maps the index of an
     assistant message in the request to the turn that produced it. `next_state` is what this
-    request tells about the parent. `retried_id` is an earlier turn that this request repeats: it
-    must be dropped as `retried`.
+    request tells about the parent. `retried_id` is an earlier turn that this request repeats, and
+    `superseded` are turns of the very request that the parent answered, asked while it was under
+    way: the client went on from the parent. All these must be dropped as `retried`.
     """
 
     session_id: str
@@ -70,6 +71,9 @@ class Placement:
     history_hash: str
     """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
     owner: str = ""
+    superseded: tuple[str, ...] = ()
+    order: int = 0
+    """How many turns had been committed by then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -512,7 +512,7 @@ async def _main() -> None:
     engine = FakeEngine(
         delay=options.delay,
         cumulative=not options.incremental,
-        default_reply=[100 + at % 100 for at in range(options.tokens - 1)] + [EOS_ID],
+        default_reply=[71 + at % 26 for at in range(options.tokens - 1)] + [EOS_ID],  # a to z
         context_length=1 << 20,
     )
     await engine.start(options.port)

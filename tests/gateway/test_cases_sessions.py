@@ -96,6 +96,25 @@ async def test_case_13_the_same_request_twice_in_a_named_session_is_one_turn(ser
     assert fates.balanced()
 
 
+async def test_case_13_the_same_request_twice_at_once_keeps_the_one_that_is_continued(served):
+    served.engine.gated = True
+    for reply in ("One.", "Two."):
+        served.engine.say(reply)
+    asking = [asyncio.ensure_future(served.chat([user("hi")], extra_headers=MAIN)) for _ in "12"]
+    await served.engine.arrived(2)
+    await served.engine.open_gate()
+    answers = {answer.text: answer for answer in await asyncio.gather(*asking)}
+    assert set(answers) == {"One.", "Two."}  # both clients are served
+    await said(served, "Ok.", [user("hi"), answers["Two."].replay(), user("x")], extra_headers=MAIN)
+    states = {turn.reply["content"]: (turn.state, turn.drop_reason) for turn in served.turns()}
+    assert states == {
+        "One.": (State.DROPPED, "retried"),
+        "Two.": (State.JUDGING, None),
+        "Ok.": (State.WAITING, None),
+    }
+    assert served.journal.fates().balanced()
+
+
 async def test_case_14_two_tool_results_are_both_in_the_next_state(served):
     tools = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
     served.engine.say(

@@ -12,6 +12,7 @@ import pytest
 from openai import APIError, AsyncOpenAI, AuthenticationError, NotFoundError, RateLimitError
 
 from openclaw_rl import __version__
+from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.errors import JournalError
 from openclaw_rl.gateway.app import run
 from openclaw_rl.journal.records import State
@@ -93,6 +94,38 @@ async def test_more_than_max_inflight_is_a_429_and_room_comes_back(tmp_path, mod
         await served.engine.open_gate()
         await first
         assert (await served.chat("three")).finish_reason == "stop"
+
+
+async def test_a_body_that_comes_slowly_takes_nobodys_place_and_is_given_up(tmp_path, model):
+    async with world(tmp_path, model, max_inflight=1, body_seconds=1.0) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+        )
+        await writer.drain()
+        assert (await served.chat("hi")).finish_reason == "stop"
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+
+
+async def test_a_prompt_of_megabytes_is_refused_without_tokenising_it(tmp_path, model):
+    async with world(tmp_path, model, context_length=512) as served:
+        encoded = []
+        encode = ChatTokenizer.encode
+
+        def watched(self, text):
+            encoded.append(len(text))
+            return encode(self, text)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ChatTokenizer, "encode", watched)
+            status, body = await served.post({"messages": [user("word " * 1_000_000)]})
+        assert status == 400
+        assert body["error"]["code"] == "context_length_exceeded"
+        assert "prompt is too long" in body["error"]["message"]
+        assert max(encoded, default=0) < 1000
+        assert served.engine.requests == []
 
 
 async def test_what_the_template_refuses_is_a_400(served):

@@ -120,6 +120,21 @@ def test_a_session_that_keeps_history_is_one_sample(journal: Journal, path: Path
     assert journal.fates().leased == 20
 
 
+def test_a_turn_beyond_the_longest_sample_is_dropped_and_those_before_it_stay(
+    journal: Journal, path: Path
+):
+    turns = chain(6)
+    for rec in turns:
+        judged(journal, rec)
+    ends = [len(rec.prompt_ids) + len(rec.output_ids) for rec in turns]
+    args = arguments(path, 6)
+    args.max_sample_tokens = ends[3]
+    [sample] = samples_of(generate_rollout(args, 0, None))
+    assert sample.tokens == [*turns[3].prompt_ids, *turns[3].output_ids]
+    assert turn_ids([sample]) == [rec.turn_id for rec in turns[:4]]
+    assert journal.fates().dropped == {"too_long": 2}
+
+
 def test_case_25_a_template_that_drops_reasoning_trains_each_token_once(
     journal: Journal, path: Path
 ):

@@ -110,6 +110,32 @@ def test_case_13_the_same_request_twice_is_one_turn(headers):
     assert third.retried_id == t3
 
 
+def test_case_13_of_two_at_once_the_one_that_is_continued_is_kept():
+    client = Client()
+    first, second = (client.place(view(Q, session="s")) for _ in "12")
+    t1 = client.commit(first, assistant("one"))
+    assert client.tracker.overtaken_by(second) == [t1]
+    t2 = client.commit(second, assistant("two"))
+    on = client.place(view(Q, assistant("two"), user("x"), session="s"))
+    assert (on.parent_id, texts(on), on.superseded) == (t2, ["x"], (t1,))
+    client.commit(on, A)
+    again = client.place(view(Q, assistant("two"), user("x"), session="s"))
+    assert again.superseded == ()
+    old = client.place(view(Q, assistant("one"), user("x"), session="s"))
+    assert (old.parent_id, old.next_state) == (t1, None)
+
+
+def test_case_13_a_later_question_in_the_same_words_overtakes_nothing():
+    client = Client()
+    client.turn(view(Q, session="s"), A)
+    client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
+    branch = client.place(view(Q, session="s"))
+    assert client.tracker.overtaken_by(branch) == []
+    other = client.place(view(Q, session="another"))
+    client.commit(branch, assistant("b"))
+    assert client.tracker.overtaken_by(other) == []
+
+
 def test_case_13_without_any_name():
     client = Client()
     client.turn(view(Q), A)
