@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from openclaw_rl.setting import setting as _setting
 
 METHODS: Mapping[str, tuple[str, str]] = {
     # method -> (loss hook, reward hook); both can be replaced by their own flag
@@ -16,29 +17,6 @@ METHODS: Mapping[str, tuple[str, str]] = {
     "rl": ("openclaw_rl.losses.grpo_loss", "openclaw_rl.rewards.prm.custom_rm"),
     "opd": ("openclaw_rl.losses.opd_loss", "openclaw_rl.rewards.hindsight.custom_rm"),
 }
-
-
-def _setting(
-    default: Any,
-    help: str,
-    *,
-    flag: str | None = None,
-    env: str | None = None,
-    choices: tuple[str, ...] | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    secret: bool = False,
-) -> Any:
-    """Declare a setting; `low` and `high` are inclusive bounds of a number."""
-    metadata = {
-        "help": help,
-        "flag": flag,
-        "env": env,
-        "choices": choices,
-        "low": low,
-        "high": high,
-    }
-    return field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True)

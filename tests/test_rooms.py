@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "losses": set(),
     # settings and supervisor: it starts gateway and judge as the command line does.
     "slime": {
-        *("journal", "judge", "rollout", "losses", "settings", "supervisor"),
+        *("journal", "judge", "rollout", "losses", "setting", "settings", "supervisor"),
         *("config", "hook_args", "preflight"),  # the launcher, a command line of its own
     },
     "connect": set(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from openclaw_rl.setting import setting
 from openclaw_rl.settings import Config
-from openclaw_rl.settings import _setting as setting
 
 
 @dataclass(frozen=True)
