@@ -54,6 +54,10 @@ class Shape:
     dp: int = 1
     pp: int = 1
 
+    def __str__(self) -> str:
+        layout = "_allgather" if self.allgather else ""
+        return f"tp{self.tp}_cp{self.cp}{layout}_dp{self.dp}_pp{self.pp}"
+
     @property
     def world(self) -> int:
         return self.tp * self.cp * self.dp * self.pp
