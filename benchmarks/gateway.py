@@ -3,10 +3,13 @@
     python -m benchmarks.gateway              # about two minutes; prints a table
     python -m benchmarks.gateway --quick      # about twenty seconds
 
-Three processes: this client, the gateway, the fake engine (of `tests/fakes`). Each request is asked
-twice, in turns: once at the engine's `/generate`, once at the gateway. The gateway recognises every
-conversation, journals every turn and tokenises with a real tokenizer; the tiny one of the tests, or
-that of `--model`.
+Three processes: this client, the gateway, the fake engine (of `tests/fakes`); where SLIME_DIR names
+a checkout of slime, its OpenAI adapter is a fourth, asked the same burst in the same rounds. Each
+request is asked twice, in turns: once at the engine's `/generate`, once at the gateway. The gateway
+recognises every conversation, journals every turn and tokenises with a real tokenizer; the tiny one
+of the tests, or that of `--model`. The client only looks for the first token while replies come,
+and reads them afterwards. `CPU` is what each process used in all for a row: on a busy machine it
+tells more than the times.
 """
 
 from __future__ import annotations
@@ -16,17 +19,16 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
 
+from benchmarks.processes import Meter, free_port, process
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.gateway.app import run
 from openclaw_rl.gateway.settings import GatewaySettings
@@ -55,6 +57,7 @@ class Row:
     figure: str
     promise: str
     kept: bool | None
+    cpu: str = ""
 
 
 class Client:
@@ -80,8 +83,8 @@ class Client:
         started = time.perf_counter()
         first = 0.0
         async with self._http.post(f"{engine}/generate", json=body) as response:
-            async for line in response.content:
-                if line.startswith(b"data: {") and not first:
+            async for data in response.content.iter_any():
+                if not first and b"data: {" in data:
                     first = time.perf_counter() - started
         return Times(first, time.perf_counter() - started)
 
@@ -89,25 +92,40 @@ class Client:
         self, messages: list[dict[str, str]], tokens: int, session: str, stream: bool = True
     ) -> Times:
         """One request at the gateway."""
-        body = {"messages": messages, "max_tokens": tokens, "stream": stream}
+        return await self.chat(self._gateway, messages, tokens, session, stream)
+
+    async def chat(
+        self, base: str, messages: list[dict[str, str]], tokens: int, session: str, stream: bool
+    ) -> Times:
+        """One request at whatever speaks Chat Completions."""
+        body = {"messages": messages, "max_tokens": tokens, "stream": stream, "user": session}
         headers = {"X-Session-Id": session}
         started = time.perf_counter()
-        first, text = 0.0, ""
-        url = f"{self._gateway}/v1/chat/completions"
+        first = 0.0
+        url = f"{base}/v1/chat/completions"
         async with self._http.post(url, json=body, headers=headers) as response:
             if response.status != 200:
                 raise SystemExit(f"the gateway answered {response.status}")
             if not stream:
                 text = (await response.json())["choices"][0]["message"]["content"]
                 return Times(0.0, time.perf_counter() - started, text)
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    if not first and b'"role"' not in line:
-                        first = time.perf_counter() - started
-                    choices = json.loads(line[6:])["choices"]
-                    if choices and "error" not in line.decode():
-                        text += choices[0]["delta"].get("content") or ""
-        return Times(first, time.perf_counter() - started, text)
+            pieces = []
+            async for data in response.content.iter_any():
+                pieces.append(data)
+                # The first piece may be the role alone.
+                if not first and data.count(b"data: {") > data.count(b'"role":'):
+                    first = time.perf_counter() - started
+        spent = time.perf_counter() - started
+        return Times(first, spent, _text(b"".join(pieces)))
+
+
+def _text(stream: bytes) -> str:
+    """What a finished stream said."""
+    if b'data: {"error"' in stream:
+        raise SystemExit("a stream ended with an error")
+    events = (line[6:] for line in stream.split(b"\n") if line.startswith(b"data: {"))
+    choices = (choice for event in events for choice in json.loads(event)["choices"])
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 def question(number: int) -> list[dict[str, str]]:
@@ -173,31 +191,38 @@ async def many_streams(client: Client, engine: str, count: int) -> Row:
     )
 
 
-async def burst(client: Client, engine: str, stream: bool, rounds: int) -> Row:
-    """64 turns at once on an engine that needs no time."""
+async def burst(client: Client, engine: str, stream: bool, rounds: int, slime: str | None) -> Row:
+    """64 turns at once on an engine that needs no time. slime's adapter does not stream: it is
+    compared in the row of whole replies."""
     best: dict[str, tuple[float, float]] = {}
-    for name in ("bare", "gateway") * rounds:
+    ways = ["bare", "gateway", *(["slime"] if slime and not stream else [])]
+    for turn in range(rounds * len(ways)):
+        name = ways[turn % len(ways)]
         started = time.perf_counter()
+        session = f"{name}-{turn}"
         times = await asyncio.gather(
             *(
                 client.bare(engine, question(n), 16)
                 if name == "bare"
-                else client.through(question(n), 16, f"b{n}-{started}", stream)
+                else client.chat(slime, question(n), 16, f"{session}-{n}", False)
+                if name == "slime" and slime
+                else client.through(question(n), 16, f"{session}-{n}", stream)
                 for n in range(STREAMS)
             )
         )
         spent = time.perf_counter() - started
         figures = (spent, percentile([t.total for t in times], 0.99))
         best[name] = min(best.get(name, figures), figures)
-    rate = STREAMS / best["gateway"][0]
-    return Row(
-        f"burst of {STREAMS}, {'streamed' if stream else 'whole'}, p99",
-        f"{ms(best['bare'][1])} ({STREAMS / best['bare'][0]:.0f}/s)",
-        f"{ms(best['gateway'][1])} ({rate:.0f}/s)",
-        f"{rate:.0f} turns/s",
-        "-",
-        None,
-    )
+    told = {k: f"{ms(p99)} ({STREAMS / spent:.0f}/s)" for k, (spent, p99) in best.items()}
+    if stream:
+        figure, promise, kept = f"{STREAMS / best['gateway'][0]:.0f} turns/s", "-", None
+    elif "slime" in best:
+        figure, promise = f"slime's adapter {told['slime']}", "no slower than slime's"
+        kept = best["gateway"][0] <= best["slime"][0]
+    else:
+        figure, promise, kept = "slime's: not run: SLIME_DIR is not set", "no slower", None
+    what = f"burst of {STREAMS}, {'streamed' if stream else 'whole'}, p99"
+    return Row(what, told["bare"], told["gateway"], figure, promise, kept)
 
 
 async def long_session(client: Client, engine: str, turns: int, sessions: int) -> Row:
@@ -224,32 +249,6 @@ async def long_session(client: Client, engine: str, turns: int, sessions: int) -
     )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.asynccontextmanager
-async def process(*command: str) -> AsyncIterator[None]:
-    """A child of ours; ended with the block. Ready with its first line."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-    )
-    assert child.stdout is not None
-    try:
-        if not await child.stdout.readline():
-            raise SystemExit(f"{command} did not start")
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.terminate()
-        await child.wait()
-
-
 async def measure(options: argparse.Namespace) -> list[Row]:
     folder = Path(options.folder)
     model = Path(options.model) if options.model else tiny_tokenizer(folder, context_length=1 << 20)
@@ -260,33 +259,52 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
 
     async def against(
-        port: int, delay: float, work: Callable[[Client, str], Awaitable[None]]
+        port: int, delay: float, work: Callable[[Client, str, Meter, str | None], Awaitable[None]]
     ) -> None:
-        gateway = free_port()
+        gateway, other = free_port(), free_port()
         url = f"http://127.0.0.1:{port}"
         serve = ["-m", "benchmarks.gateway", "--serve", str(gateway), "--model", str(model),
                  "--folder", str(folder), "--engine", url]  # fmt: skip
         if options.uvloop:
             serve.append("--uvloop")
-        async with (
-            process(*engine, "--port", str(port), "--delay", str(delay), "--tokens", "64"),
-            process(*serve),
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            start = [*engine, "--port", str(port), "--delay", str(delay), "--tokens", "64"]
+            pids = {
+                "engine": await stack.enter_async_context(process(*start)),
+                "gateway": await stack.enter_async_context(process(*serve)),
+                "client": os.getpid(),
+            }
+            slime = None
+            if options.slime and not delay:
+                adapter = ["-m", "benchmarks.slime_adapter", "--slime", options.slime,
+                           "--model", str(model), "--engine", url,
+                           "--port", str(other)]  # fmt: skip
+                pids["slime"] = await stack.enter_async_context(process(*adapter))
+                slime = f"http://127.0.0.1:{other}"
+            http = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            )
             client = Client(http, tokenizer, f"http://127.0.0.1:{gateway}")
             for number in range(5):  # warm: imports, connections, caches
                 await client.bare(url, question(10_000 + number), 4)
                 await client.through(question(10_000 + number), 4, f"warm-{number}")
-            await work(client, url)
+                if slime:
+                    await client.chat(slime, question(10_000 + number), 4, f"w{number}", False)
+            await work(client, url, Meter(pids), slime)
 
-    async def at_speed(client: Client, url: str) -> None:
-        rows.append(await one_stream(client, url, 10 if quick else 60))
-        rows.append(await many_streams(client, url, 160 if quick else 640))
+    async def add(meter: Meter, work: Awaitable[Row]) -> None:
+        row, cpu = await meter.around(work)
+        rows.append(replace(row, cpu=cpu))
 
-    async def at_once(client: Client, url: str) -> None:
-        rows.append(await burst(client, url, False, 2 if quick else 8))
-        rows.append(await burst(client, url, True, 2 if quick else 8))
-        rows.append(await long_session(client, url, 60 if quick else 200, 1 if quick else 3))
+    async def at_speed(client: Client, url: str, meter: Meter, slime: str | None) -> None:
+        await add(meter, one_stream(client, url, 10 if quick else 60))
+        await add(meter, many_streams(client, url, 160 if quick else 640))
+
+    async def at_once(client: Client, url: str, meter: Meter, slime: str | None) -> None:
+        for stream in (False, True):
+            await add(meter, burst(client, url, stream, 2 if quick else 8, slime))
+        turns, sessions = (60, 1) if quick else (200, 3)
+        await add(meter, long_session(client, url, turns, sessions))
 
     await against(slow, TOKEN_SECONDS, at_speed)
     await against(instant, 0.0, at_once)
@@ -294,9 +312,9 @@ async def measure(options: argparse.Namespace) -> list[Row]:
 
 
 def show(rows: list[Row]) -> None:
-    head = Row("what", "bare engine", "gateway", "figure", "promise", None)
+    head = Row("what", "bare engine", "gateway", "figure", "promise", None, "CPU")
     table = [(r.what, r.bare, r.gateway, r.figure, r.promise,
-              "" if r.kept is None else "kept" if r.kept else "MISSED")
+              "" if r.kept is None else "kept" if r.kept else "MISSED", r.cpu)
              for r in (head, *rows)]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
@@ -322,6 +340,8 @@ def main() -> None:
     parser.add_argument("--incremental", action="store_true", help="engine sends only new tokens")
     parser.add_argument("--uvloop", action="store_true", help="the gateway runs on uvloop")
     parser.add_argument("--model", default="", help="folder of a tokenizer (default: a tiny one)")
+    slime = os.environ.get("SLIME_DIR")
+    parser.add_argument("--slime", default=slime, help="a checkout of slime (default: SLIME_DIR)")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
