@@ -156,7 +156,7 @@ class RealOpenClaw:
         return said.decode()
 
     async def _until_up(self) -> None:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(300):
             while True:
                 assert self._process.returncode is None, self.output.read_text()
                 with contextlib.suppress(aiohttp.ClientError):
