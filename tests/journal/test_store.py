@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal import Journal, State, TurnRecord, Verdict, schema
+from openclaw_rl.journal import Journal, SourceCount, State, TurnRecord, Verdict, schema
 from openclaw_rl.topk import TopK
-from tests.journal.build import chain, record
+from tests.journal.build import chain, judged, record
 
 USER = ({"role": "user", "content": "thanks"},)
 
@@ -692,3 +692,18 @@ def test_a_file_that_was_removed_while_in_use_takes_no_more_turns(path, journal,
         Journal.open(path).close()
     with pytest.raises(JournalError, match="removed or replaced"):
         journal.record_turn(record("t1"))
+
+
+def test_by_source_counts_purged_turns_too(journal: Journal):
+    journal.record_turn(record("named"))
+    journal.record_turn(record("opened", source="new", session_id="s2"))
+    journal.record_turn(record("aside", source="new", session_id="s3", kind="side"))
+    judged(journal, record("followed", source="new", session_id="s4"))
+    expected = {
+        "header:x-session-id": SourceCount(bound=1),
+        "new": SourceCount(bound=1, side=1, unbound=1),
+    }
+    assert journal.fates().by_source == expected
+    assert journal.purge(session_id="s3") == journal.purge(session_id="s4") == 1
+    assert journal.fates().by_source == expected
+    assert journal.fates().unbound == 1
