@@ -55,13 +55,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--updates",
         type=int,
-        default=int(environ.get("UPDATES", "24")),
-        help="weight updates of 16 turns each (default 24)",
+        default=int(environ.get("UPDATES", "36")),
+        help="weight updates of 16 turns each (default 36)",
     )
     parser.add_argument(
         "--every",
         type=int,
-        default=int(environ.get("EVERY", "4")),
+        default=int(environ.get("EVERY", "6")),
         help="ask the held-out questions every so many versions",
     )
     parser.add_argument("--seed", type=int, default=int(environ.get("SEED", "0")))
