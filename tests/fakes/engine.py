@@ -170,8 +170,10 @@ class FakeEngine:
 
     async def update_weights(self, version: str) -> None:
         """As slime does it: abort what is under way, hold what arrives, load, go on."""
+        under_way = [request for request, _ in self._live.values() if request.reply]
         await self.pause()
-        await self.wait_until(lambda: not self._live or all(r.done for r in self.requests))
+        # Not those that arrived since: they wait for the end of the pause, as in SGLang.
+        await self.wait_until(lambda: all(request.done for request in under_way), 60.0)
         self.version = version
         await self.resume()
 
