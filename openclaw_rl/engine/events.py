@@ -2,7 +2,9 @@
 
 Guarantees: every token is given once, in order; a log-prob is given only where the engine named
 that token id beside it and the value is finite; nothing is padded. Servers may send the whole
-reply with every event (SGLang's default) or only what is new, for ids and log-probs separately.
+reply with every event (SGLang's default) or only what is new, for ids and log-probs separately. An
+engine that says `meta_info.incremental` (the embedded one) is taken at its word; of any other the
+form is found out, and what cannot be told apart is not guessed.
 
 Speed: an event of a cumulative stream repeats all earlier tokens. Their text is the same bytes as
 before, so it is compared, not parsed, and only the new tail goes through the JSON parser.
@@ -89,6 +91,10 @@ class ReplyReader:
             raise EngineError("the engine's event lacks meta_info.completion_tokens")
         entries = meta.get("output_token_logprobs")
         seen, new = self.seen, total - self.seen
+        if meta.get("incremental") is True:
+            if len(ids) != new:
+                raise EngineError(f"the engine sent {len(ids)} ids where {new} are new")
+            return ids, entries if isinstance(entries, list) and len(entries) == new else None
         if new <= 0:
             # An aborted request may repeat its last id; a count that shrinks brings nothing new.
             return [], []

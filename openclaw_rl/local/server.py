@@ -4,11 +4,13 @@ own rollout functions use.
 Guarantees: `/generate` is the policy, `/base/generate` the same weights without the adapter; a
 client that goes away ends its request in the engine; a refused request is HTTP 400 with
 `{"error": {"message": ...}}`, worded like SGLang's where clients look at the words. A stream is
-cumulative, as SGLang's is by default (`incremental_streaming_output=True`: each chunk has the new
-tokens only).
+incremental: each event has the new tokens only, so that a reply costs what it is long. For clients
+that know only SGLang's default, `incremental_streaming_output=False` repeats the whole reply in
+each event (hundreds of megabytes for 4,000 tokens).
 
 Beyond SGLang: `meta_info.weight_versions` is a list of `[version, tokens]` runs over all output
-tokens of the reply so far; `weight_version` is the newest token's.
+tokens of the reply so far; `weight_version` is the newest token's; `meta_info.incremental` is true
+in each event of an incremental stream, so that its reader need not guess.
 """
 
 from __future__ import annotations
@@ -200,6 +202,8 @@ class _Routes:
         while reply.finish is None:
             reply.add(await inbox.take())
             body = reply.body(sent if self.incremental else 0)
+            if self.incremental:
+                body["meta_info"]["incremental"] = True
             sent = len(reply.scores)
             await response.write(b"data: " + json.dumps(body).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
@@ -260,7 +264,7 @@ async def _object(http: web.Request) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def build_app(core: EngineCore, *, incremental_streaming_output: bool = False) -> web.Application:
+def build_app(core: EngineCore, *, incremental_streaming_output: bool = True) -> web.Application:
     """The application; must be called inside the event loop that serves it."""
     routes = _Routes(core, incremental_streaming_output)
     app = web.Application(client_max_size=_MAX_BODY)
@@ -297,7 +301,7 @@ async def serve_engine(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    incremental_streaming_output: bool = False,
+    incremental_streaming_output: bool = True,
 ) -> EngineServer:
     """Serves a started core in the running event loop; port 0 takes a free one."""
     app = build_app(core, incremental_streaming_output=incremental_streaming_output)

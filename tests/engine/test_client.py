@@ -508,6 +508,20 @@ async def test_sixty_four_streams_at_once(fake: FakeEngine, client: SGLangEngine
 # --- log-probs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("says", [True, False])
+async def test_a_reply_of_one_token_over_and_over(
+    fake: FakeEngine, client: SGLangEngine, says: bool
+) -> None:
+    """Equal entries: only an engine that names its form leaves no doubt about the second one."""
+    fake.cumulative = fake.cumulative_logprobs = False
+    fake.says_incremental = says
+    fake.logprob = lambda token, position: -0.5
+    fake.replies.append([7] * 5 + [EOS_ID])
+    reply = await run(client)
+    assert reply.ids == [7] * 5 + [EOS_ID]
+    assert reply.logprobs == ([-0.5] * 6 if says else None)
+
+
 @pytest.mark.parametrize("lie", ["missing", "fewer", "none", "nan", "inf", "shifted"])
 @pytest.mark.parametrize("cumulative", [True, False])
 async def test_case_24_a_lie_about_logprobs_is_reported_not_padded(

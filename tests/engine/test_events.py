@@ -205,6 +205,22 @@ def test_cumulative_ids_with_the_first_logprobs_again() -> None:
     assert reader.read(event([5, 5], [entry(5, 0)], 2)).logprobs is None
 
 
+def test_an_engine_that_says_incremental_is_taken_at_its_word() -> None:
+    reader = ReplyReader(4, top=True)
+    same = entry(5, 0)
+    for total in (1, 2, 3):
+        delta = reader.read(
+            event([5], [same], total, incremental=True, output_top_logprobs=[[same]])
+        )
+        assert (delta.ids, delta.logprobs, delta.top) == ([5], [-0.25], [[(-0.25, 5)]])
+    nothing = reader.read(event([], [], 3, {"type": "abort"}, incremental=True))
+    assert (nothing.ids, nothing.logprobs) == ([], [])
+    whole = [same, same, same, same]
+    assert reader.read(event([5], whole, 4, incremental=True)).logprobs is None
+    with pytest.raises(EngineError):
+        reader.read(event([5] * 5, whole, 5, incremental=True))
+
+
 @pytest.mark.parametrize(
     ("payload", "error"),
     [

@@ -102,6 +102,7 @@ class FakeEngine:
         version: str = "0",
         cumulative: bool = True,
         cumulative_logprobs: bool | None = None,
+        says_incremental: bool = False,
         delay: float = 0.0,
         context_length: int = 4096,
         default_reply: Sequence[int] = (101, 102, 103, EOS_ID),
@@ -113,6 +114,8 @@ class FakeEngine:
         self.cumulative_logprobs = (
             cumulative if cumulative_logprobs is None else cumulative_logprobs
         )
+        self.says_incremental = says_incremental
+        """Events carry `incremental`, as the embedded engine's do."""
         self.delay = delay
         self.context_length = context_length
         self.default_reply = list(default_reply)
@@ -398,6 +401,8 @@ class FakeEngine:
             f'"prompt_tokens": {len(request.ids)}, "completion_tokens": {len(sent)}, '
             f'"cached_tokens": {len(request.ids) // 2}, "weight_version": {json.dumps(version)}'
         )
+        if self.says_incremental:
+            meta += ', "incremental": true'
         lie = fault.logprobs if len(sent) > fault.logprobs_from else "ok"
         start = 0 if self.cumulative_logprobs else shown
         if request.body.get("return_logprob") and lie != "missing":

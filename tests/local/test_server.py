@@ -81,13 +81,12 @@ async def test_a_reply_has_sglangs_form(http, server):
     assert meta["weight_versions"] == [["0", 6]]
 
 
-async def test_a_stream_is_cumulative_and_ends_with_done(http, server):
+async def test_a_cumulative_stream_can_be_had(http, core):
+    server = await serve_engine(core, incremental_streaming_output=False)
     async with http.post(f"{server.url}/generate", json=body(stream=True)) as response:
-        seen, raw = [], await response.text()
-    for line in raw.splitlines():
-        if line.startswith("data: {"):
-            seen.append(json.loads(line[6:]))
-    assert raw.endswith("data: [DONE]\n\n")
+        seen = [event async for event in events(response)]
+    await server.close()
+    assert not any("incremental" in event["meta_info"] for event in seen)
     for before, after in pairwise(seen):
         assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
     assert len(seen[-1]["output_ids"]) == 6
@@ -95,14 +94,26 @@ async def test_a_stream_is_cumulative_and_ends_with_done(http, server):
     assert seen[-1]["meta_info"]["finish_reason"]["type"] == "length"
 
 
-async def test_an_incremental_stream_gives_each_token_once(http, core):
-    server = await serve_engine(core, incremental_streaming_output=True)
+async def test_a_stream_gives_each_token_once_says_so_and_ends_with_done(http, server):
     async with http.post(f"{server.url}/generate", json=body(stream=True)) as response:
-        seen = [event async for event in events(response)]
+        raw = await response.text()
+    seen = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    assert raw.endswith("data: [DONE]\n\n")
     assert sum(len(event["output_ids"]) for event in seen) == 6
     assert sum(len(event["meta_info"]["output_token_logprobs"]) for event in seen) == 6
     assert seen[-1]["meta_info"]["completion_tokens"] == 6
-    await server.close()
+    assert all(event["meta_info"]["incremental"] is True for event in seen)
+
+
+async def test_a_stream_costs_what_the_reply_is_long(http, server):
+    url, value = f"{server.url}/generate", body(stream=True, max_new_tokens=600)
+    async with http.post(url, json=value) as response:
+        raw = await response.text()
+    tokens_of = [
+        json.loads(line[6:])["output_ids"] for line in raw.splitlines() if line[6:7] == "{"
+    ]
+    assert sum(map(len, tokens_of)) == 600
+    assert len(raw) < 600 * len(tokens_of) + 100 * 600
 
 
 async def test_scoring_and_the_base_prefix(http, server, core, model):
@@ -182,7 +193,7 @@ async def test_abort_ends_one_request_with_its_tokens_so_far(http, server, core)
         other = asyncio.ensure_future(post(http, url, body(rid="b", max_new_tokens=30)))
         got = 0
         async for event in events(response):
-            got = len(event["output_ids"])
+            got += len(event["output_ids"])
             if got >= 3 and event["meta_info"]["finish_reason"] is None:
                 await post(http, f"{server.url}/abort_request", {"rid": "a"})
         assert event["meta_info"]["finish_reason"]["type"] == "abort"
@@ -258,7 +269,7 @@ async def test_a_new_version_goes_live_inside_a_request(http, server, core, mode
     async with http.post(url, json=body(stream=True, max_new_tokens=1500)) as response:
         async for event in events(response):
             version = event["meta_info"]["weight_version"]
-            per_token.extend([version] * (len(event["output_ids"]) - len(per_token)))
+            per_token.extend([version] * len(event["output_ids"]))
             if len(per_token) >= 5 and core.version == "0":
                 await asyncio.wrap_future(core.publish(1, random_adapter(model)))
     meta = event["meta_info"]

@@ -26,10 +26,10 @@ def model(tmp_path_factory):
     return LoadedModel.load(path, lora=LoraSpec(rank=4, alpha=8))
 
 
-@pytest.fixture
-async def stack(model):
+@pytest.fixture(params=[True, False], ids=["incremental", "cumulative"])
+async def stack(model, request):
     core = EngineCore(model, threads=1, seed=1).start()
-    server = await serve_engine(core)
+    server = await serve_engine(core, incremental_streaming_output=request.param)
     async with aiohttp.ClientSession() as http:
         yield core, server, SGLangEngine(server.url, http)
     await server.close()
