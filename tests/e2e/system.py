@@ -69,6 +69,10 @@ class System:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End it in good order; again: nothing."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         await self.process.wait()
