@@ -20,7 +20,7 @@ from contextlib import aclosing
 
 import aiohttp
 
-from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.engine.sglang import SGLangEngine
 
 
 async def one(

@@ -1,11 +1,13 @@
-"""The client of an engine that speaks SGLang's `/generate`.
+"""The client of an engine, whatever its dialect.
 
 Guarantees of `generate`: the tokens given out are one unbroken reply, each with the version that
 made it, whatever happens to the engine meanwhile. When the engine aborts (a weight update), drops
 the connection, dies or moves to another address, generation goes on from prompt + tokens so far
 with `max_new_tokens` reduced. It waits at most `wait_seconds` without a new token while the engine
 is away, then raises EngineUnavailable. A refusal (ContextOverflow, EngineRefused) is raised at
-once. A stream that its reader closes or cancels is aborted at the engine.
+once. A stream that its reader closes or cancels is aborted at the engine. Where weights are
+adapters (`adapter`), each try asks for the present one, and its tokens carry that one's version,
+so nothing is paused or aborted for a new one; an engine that lacks it is waited for.
 
 Not kept across a resume: penalties count only the tokens since, a stop string that straddles the
 cut is not found, and a grammar (`json_schema`, `regex`, `ebnf`) cannot go on in mid-word, so such a
@@ -23,11 +25,10 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.engine.events import ReplyReader
-from openclaw_rl.engine.scores import read_scores, scoring_body
+from openclaw_rl.engine.dialect import Dialect
 from openclaw_rl.engine.sse import EventLines
 from openclaw_rl.engine.transport import Lost, Transport
-from openclaw_rl.engine.types import Delta, Finish, OnWait, Scores, join
+from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, join
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds between tries; doubled each time."""
 _FAULTS = 3
 """Tries of a request to which the engine answers with an error of its own (500)."""
+_LOAD_SECONDS = 300.0
+"""For an adapter to be read, perhaps over a network, by an engine under load."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +51,7 @@ class _Call:
     on_wait: OnWait | None
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     response: aiohttp.ClientResponse | None = None
+    adapter: Adapter | None = None
     tries: int = 0
 
 
@@ -78,30 +82,46 @@ class _Patience:
         return min(pause, left)
 
 
-class SGLangEngine:
-    """See the module. One instance serves any number of streams of one event loop.
+class EngineClient:
+    """See the module; `dialect` says how the engine is spoken to. One instance serves any number
+    of streams of one event loop.
 
     `url` may be a function: it is asked before every try, and None means "not there yet".
     `http` pools the connections; its connector wants `limit=0`, or streams queue behind each other.
     `silence_seconds`: after so long without a byte the engine is asked for a sign of life (a paused
-    engine is silent and alive). `join_deltas`: tokens that came in one piece are one
+    engine is silent and alive). `adapter` gives the weights to ask for, asked before every try
+    (None: the model as the engine has it). `join_deltas`: tokens that came in one piece are one
     delta, so that a reader that is behind catches up.
     """
 
     def __init__(
         self,
+        dialect: Dialect,
         url: str | Callable[[], str | None],
         http: aiohttp.ClientSession,
         *,
+        adapter: Callable[[], Adapter | None] = lambda: None,
         wait_seconds: float = 300.0,
         silence_seconds: float = 30.0,
         join_deltas: bool = False,
     ) -> None:
+        self._dialect = dialect
+        self._adapter = adapter
         self._transport = Transport(url, http, silence_seconds)
         self._join_deltas = join_deltas
         self._wait_seconds = wait_seconds
         self._calls: dict[str, _Call] = {}
         self._tasks: set[asyncio.Task[bool]] = set()
+
+    @property
+    def abilities(self) -> Abilities:
+        """What the engine can do."""
+        return self._dialect.abilities
+
+    @property
+    def in_use(self) -> frozenset[str]:
+        """Names of the adapters that streams under way were asked from."""
+        return frozenset(call.adapter.name for call in self._calls.values() if call.adapter)
 
     async def generate(
         self,
@@ -126,9 +146,6 @@ class SGLangEngine:
         grammar = any(sampling.get(name) for name in _GRAMMARS)
         call = self._calls[rid] = _Call(rid, grammar, on_wait)
         patience = _Patience(self._wait_seconds)
-        body: dict[str, Any] = {"stream": True, "return_logprob": True}
-        if top_logprobs:
-            body["top_logprobs_num"] = top_logprobs
         got: list[int] = []
         version, at_work = "", True
         try:
@@ -139,14 +156,16 @@ class SGLangEngine:
                     yield Delta([], [], version, kind)
                     return
                 call.engine_rid = rid if call.tries == 0 else f"{rid}-{call.tries}"
-                body |= {
-                    "rid": call.engine_rid,
-                    "input_ids": [*ids, *got],
-                    "sampling_params": _left_of(sampling, budget, len(got)),
-                }
                 lost, at_work = Lost("the engine aborted the request"), True
+                attempt = self._attempt(
+                    call,
+                    [*ids, *got],
+                    _left_of(sampling, budget, len(got)),
+                    routing_key,
+                    top_logprobs,
+                )
                 try:
-                    async with aclosing(self._attempt(call, body, routing_key)) as deltas:
+                    async with aclosing(attempt) as deltas:
                         async for delta in deltas:
                             if delta.ids:
                                 got += delta.ids
@@ -192,15 +211,17 @@ class SGLangEngine:
             raise ValueError(f"start is {start}, but must be between 1 and {len(ids)}")
         if start == len(ids):
             return Scores([], [] if top else None)
-        body = scoring_body(ids, start, top, rid)
+        body = self._dialect.scoring(ids, start, top, rid, self._adapter())
         patience = _Patience(self._wait_seconds)
         fresh = False
         while True:
             try:
-                async with self._transport.generate(body, None, fresh=fresh) as exchange:
+                async with self._transport.exchange(
+                    self._dialect.path, body, len(ids), fresh=fresh
+                ) as exchange:
                     data = await exchange.response.read()
                     exchange.finished = True
-                scores = read_scores(data, ids, start, top)
+                scores = self._dialect.scores(data, ids, start, top)
             except Lost as lost:
                 await asyncio.sleep(patience.pause(str(lost), lost.faulty, _now()))
                 fresh = True
@@ -213,10 +234,10 @@ class SGLangEngine:
         """Ends the request: its stream gives `Finish("abort")` next. Unknown rids are ignored."""
         call = self._calls.get(rid)
         if call is None:
-            await self._transport.abort(rid)
+            await self._abort_at_engine(rid)
             return
         call.aborted.set()
-        if not await self._transport.abort(call.engine_rid) and call.response is not None:
+        if not await self._abort_at_engine(call.engine_rid) and call.response is not None:
             call.response.close()  # nobody there to end the stream for us
 
     async def health(self) -> bool:
@@ -224,8 +245,22 @@ class SGLangEngine:
         return await self._transport.ask("/health") == 200
 
     async def model_info(self) -> dict[str, Any]:
-        """The engine's `/model_info` (`/get_model_info` of older ones)."""
-        return await self._transport.model_info()
+        """What the engine says of its model: `model_path`, `context_length` where it tells."""
+        return self._dialect.info(await self._transport.fetch(*self._dialect.info_paths))
+
+    async def adapters(self) -> frozenset[str]:
+        """Names of the adapters that the engine holds. Raises EngineUnavailable."""
+        return self._dialect.adapters(await self._transport.fetch("/v1/models"))
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Let the engine load a PEFT folder, at the path where it sees it, under a new name.
+        Requests under way go on. Raises EngineUnavailable or EngineRefused."""
+        body = {"lora_name": name, "lora_path": path}
+        await self._order(self._dialect.load_path, body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let the engine forget an adapter. Raises EngineUnavailable or EngineRefused."""
+        await self._order(self._dialect.unload_path, {"lora_name": name})
 
     async def close(self) -> None:
         """Waits for aborts under way. The HTTP session belongs to the caller."""
@@ -234,16 +269,26 @@ class SGLangEngine:
         await self._transport.close()
 
     async def _attempt(
-        self, call: _Call, body: dict[str, Any], routing_key: str | None
+        self,
+        call: _Call,
+        ids: list[int],
+        sampling: dict[str, Any],
+        routing_key: str | None,
+        top: int,
     ) -> AsyncGenerator[Delta, None]:
         """One request, one stream, up to its finish; Lost if there was none."""
-        reader = ReplyReader(len(body["input_ids"]), top="top_logprobs_num" in body)
+        adapter = call.adapter = self._adapter()
+        body, reader = self._dialect.generation(ids, sampling, call.engine_rid, adapter, top)
         lines = EventLines()
         call.tries += 1
         fresh = call.tries > 1
         try:
-            async with self._transport.generate(body, routing_key, fresh=fresh) as exchange:
+            async with self._transport.exchange(
+                self._dialect.path, body, len(ids), routing_key, fresh=fresh
+            ) as exchange:
                 call.response = exchange.response
+                if call.aborted.is_set() and not self.abilities.abort_by_id:
+                    return  # it was called off before there was a connection to close
                 while chunk := await exchange.read():
                     waiting: Delta | None = None
                     for payload in lines.feed(chunk):
@@ -285,9 +330,26 @@ class SGLangEngine:
                 async with asyncio.timeout(pause):
                     await call.aborted.wait()
 
+    async def _abort_at_engine(self, engine_rid: str) -> bool:
+        """Whether the engine took it. One without an id to abort by sees the connection close."""
+        if not self.abilities.abort_by_id:
+            return False
+        answer = await self._transport.tell("/abort_request", {"rid": engine_rid})
+        return answer is not None and answer[0] < 400
+
+    async def _order(self, path: str, body: dict[str, Any]) -> None:
+        answer = await self._transport.tell(path, body, _LOAD_SECONDS)
+        if answer is None:
+            raise EngineUnavailable(f"no answer to {path}")
+        status, reason = answer
+        if status == 404:
+            raise EngineRefused(404, f"the engine has no {path}: was it started with adapters on?")
+        if status >= 400:
+            raise EngineRefused(status, f"{path}: {reason}")
+
     def _spawn_abort(self, engine_rid: str) -> None:
         """Not awaited by a reader that is being cancelled."""
-        task = asyncio.ensure_future(self._transport.abort(engine_rid))
+        task = asyncio.ensure_future(self._abort_at_engine(engine_rid))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

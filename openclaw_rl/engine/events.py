@@ -38,13 +38,15 @@ _Tail = tuple[dict[str, Any], list[int], list[Any], list[Any] | None]
 
 
 class ReplyReader:
-    """Reads one reply. `prompt_tokens` is for error messages, `top` for `top_logprobs`."""
+    """Reads one reply. `prompt_tokens` is for error messages, `top` for `top_logprobs`. `version`
+    is that of the adapter asked for; "": as each event says."""
 
-    def __init__(self, prompt_tokens: int, *, top: bool = False) -> None:
+    def __init__(self, prompt_tokens: int, *, top: bool = False, version: str = "") -> None:
         self.seen = 0
         self._prompt_tokens = prompt_tokens
         self._top = top
-        self._version = ""
+        self._version = version
+        self._fixed = bool(version)
         self._arrays = _ARRAYS if top else _ARRAYS[:2]
         self._known: list[_Known] | None = None
         self._cumulative_logprobs: bool | None = None
@@ -62,13 +64,13 @@ class ReplyReader:
             if not isinstance(event, dict):
                 raise EngineError("the engine sent an event that is no JSON object")
             if "error" in event:
-                raise self._error(event["error"], payload)
+                raise broken_off(event["error"], payload, self._prompt_tokens)
             ids, entries = self._cut(event, payload)
             if self._top:
                 tops = self._cut_top(event["meta_info"], len(ids))
         meta = event["meta_info"]
         finish = self._finish(meta)
-        if meta.get("weight_version") is not None:
+        if not self._fixed and meta.get("weight_version") is not None:
             self._version = str(meta["weight_version"])
         self.seen += len(ids)
         return Delta(
@@ -176,12 +178,6 @@ class ReplyReader:
 
     # --- the rest of an event ------------------------------------------------------------------
 
-    def _error(self, error: Any, payload: bytes) -> EngineError:
-        code = error.get("code") if isinstance(error, dict) else None
-        if isinstance(code, int) and code >= 500:
-            return EngineUnavailable(f"the engine broke off ({code}): {reason_of(payload)}")
-        return refusal(400, reason_of(payload), self._prompt_tokens)
-
     def _finish(self, meta: dict[str, Any]) -> Finish | None:
         reason = meta.get("finish_reason")
         if reason is None:
@@ -198,6 +194,14 @@ class ReplyReader:
             raise EngineError(f"the engine ended with an unknown finish reason {str(kind)[:40]!r}")
         matched = reason.get("matched") if isinstance(reason, dict) else None
         return Finish(kind, matched if isinstance(matched, int | str) else None)
+
+
+def broken_off(error: Any, payload: bytes, prompt_tokens: int) -> EngineError:
+    """The error that an event of a stream brings instead of tokens."""
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and code >= 500:
+        return EngineUnavailable(f"the engine broke off ({code}): {reason_of(payload)}")
+    return refusal(400, reason_of(payload), prompt_tokens)
 
 
 def _values(ids: list[int], entries: list[Any] | None) -> list[float] | None:

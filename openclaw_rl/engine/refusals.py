@@ -18,11 +18,16 @@ RETRIED_STATUS = frozenset({408, 425, 429, 502, 503, 504})
 _LIMITS = (
     re.compile(r"context length(?: of| is|\s)*\(?(\d+) ?(?:tokens)?"),
     re.compile(r"maximum allowed length \((\d+) tokens\)"),
+    re.compile(r"maximum model length of (\d+)"),
     re.compile(r"context (?:holds|window of|length:) (\d+)"),
+)
+_ADAPTER = re.compile(
+    r"^The model `[^`]*` does not exist|requested LoRA adapters are not loaded", re.IGNORECASE
 )
 _TOTAL = re.compile(r"requested a total of (\d+) tokens")
 _OVERFLOW = re.compile(
-    r"context length|maximum allowed length|prompt is too long|context window", re.IGNORECASE
+    r"context length|maximum allowed length|maximum model length|prompt is too long|context window",
+    re.IGNORECASE,
 )
 
 
@@ -38,6 +43,11 @@ def refusal(status: int, message: str, prompt_tokens: int) -> EngineRefused:
             400, f"prompt is too long: {prompt_tokens} tokens are more than the engine takes"
         )
     return EngineRefused(status, f"the engine refused the request ({status}): {message}")
+
+
+def adapter_missing(message: str) -> bool:
+    """Whether the engine lacks the adapter asked for: started anew, or about to load it."""
+    return _ADAPTER.search(message) is not None
 
 
 def reason_of(body: bytes) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.fastjson import dumps
-from openclaw_rl.engine.refusals import RETRIED_STATUS, reason_of, refusal
+from openclaw_rl.engine.refusals import RETRIED_STATUS, adapter_missing, reason_of, refusal
 from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
 
 _POOL_SECONDS = 3.0
@@ -115,10 +115,16 @@ class Transport:
         self._settling: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def generate(
-        self, body: dict[str, Any], routing_key: str | None, *, fresh: bool
+    async def exchange(
+        self,
+        path: str,
+        body: dict[str, Any],
+        prompt_tokens: int,
+        routing_key: str | None = None,
+        *,
+        fresh: bool,
     ) -> AsyncGenerator[Exchange, None]:
-        """POST /generate. Raises Lost or EngineRefused, also from the reading inside."""
+        """POST `body` to `path`. Raises Lost or EngineRefused, also from the reading inside."""
         base = self.base()
         if base is None:
             raise Lost("the engine has no address yet")
@@ -132,7 +138,7 @@ class Transport:
         try:
             sending = asyncio.ensure_future(
                 (own or self._http).post(
-                    base + "/generate",
+                    base + path,
                     data=dumps(body),
                     headers=headers,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
@@ -140,7 +146,7 @@ class Transport:
             )
             exchange = Exchange(await self._first_bytes(sending, base))
             if exchange.response.status != 200:
-                await _raise_for(exchange.response, len(body["input_ids"]))
+                await _raise_for(exchange.response, prompt_tokens)
             self._last_answer = self._now()
             watchdog = _Watchdog(exchange, self._silence_seconds, lambda: self._alive(base))
             yield exchange
@@ -163,19 +169,23 @@ class Transport:
         if self._settling:
             await asyncio.wait(self._settling)
 
-    async def abort(self, engine_rid: str) -> bool:
-        """Whether the engine took the request to abort. Never waits in the pool's queue."""
+    async def tell(
+        self, path: str, body: dict[str, Any], seconds: float = _ASK_SECONDS
+    ) -> tuple[int, str] | None:
+        """POST `body`, outside the pool and its queue: the status and, of an error, the engine's
+        reason; None without an answer within `seconds`."""
         base = self.base()
         if base is None:
-            return False
+            return None
         try:
             async with (
-                self._fresh() as session,
-                session.post(base + "/abort_request", json={"rid": engine_rid}) as response,
+                self._fresh(seconds) as session,
+                session.post(base + path, json=body) as response,
             ):
-                return response.status < 400
-        except (aiohttp.ClientError, OSError):
-            return False
+                data = await response.read()
+                return response.status, reason_of(data) if response.status >= 400 else ""
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
 
     async def ask(self, path: str) -> int | None:
         """The status of a GET, or None without an answer within five seconds."""
@@ -188,24 +198,25 @@ class Transport:
         except (aiohttp.ClientError, OSError):
             return None
 
-    async def model_info(self) -> dict[str, Any]:
+    async def fetch(self, *paths: str) -> Any:
+        """The JSON of a GET of the first of `paths` that the engine knows. Raises
+        EngineUnavailable, and EngineRefused where it knows none."""
         base = self.base()
         if base is None:
             raise EngineUnavailable("the engine has no address yet")
         try:
             async with self._fresh() as session:
-                for path in ("/model_info", "/get_model_info"):
+                for path in paths:
                     async with session.get(base + path) as response:
                         if response.status == 404:
                             continue
                         response.raise_for_status()
-                        info: dict[str, Any] = await response.json(content_type=None)
-                        return info
+                        return await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise EngineUnavailable(
                 f"the engine does not tell its model ({type(error).__name__})"
             ) from None
-        raise EngineRefused(404, "the engine knows neither /model_info nor /get_model_info")
+        raise EngineRefused(404, f"the engine knows no {' and no '.join(paths)}")
 
     def base(self) -> str | None:
         url = self._url() if callable(self._url) else self._url
@@ -235,7 +246,8 @@ class Transport:
             exchange.response.close()
 
     async def _alive(self, base: str) -> bool:
-        """Any answer counts: `/health` of a paused SGLang may say 503."""
+        """Any answer counts, also that there is no such path: `/health` of a paused SGLang may say
+        503, and vLLM knows no `/model_info`."""
         return self.base() == base and await self.ask("/model_info") is not None
 
     def _fresh(self, total: float | None = _ASK_SECONDS) -> aiohttp.ClientSession:
@@ -265,6 +277,8 @@ async def _settle(response: aiohttp.ClientResponse) -> None:
 
 async def _raise_for(response: aiohttp.ClientResponse, prompt_tokens: int) -> None:
     reason = reason_of(await response.read())
+    if adapter_missing(reason):
+        raise Lost("the engine has not loaded the adapter")
     if response.status >= 500 or response.status in RETRIED_STATUS:
         faulty = response.status not in RETRIED_STATUS
         raise Lost(f"the engine is not ready ({response.status}): {reason}", faulty=faulty)

@@ -73,8 +73,35 @@ class Scores:
     top: list[Candidates] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What an engine can do beyond what all do. Checked before anything starts."""
+
+    top_logprobs: int
+    """Most candidates of a position."""
+    abort_by_id: bool
+    """Else a request ends by closing its connection."""
+    scores_alone: bool
+    """A text is scored without a token generated after it. Else a text that fills the context to
+    the last token cannot be scored."""
+    any_temperature: bool
+    """Log-probs are those of the distribution sampled from, at any temperature and penalty. Else
+    they are given at temperature 1 without penalties, and are missing otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Weights that an engine holds under a name, and the weight version they are."""
+
+    name: str
+    version: str
+
+
 class Engine(Protocol):
-    """The narrow waist: SGLang's dialect and the embedded engine now, others later."""
+    """The narrow waist: SGLang, vLLM and the embedded engine (which speaks SGLang's dialect)."""
+
+    @property
+    def abilities(self) -> Abilities: ...
 
     def generate(
         self,
@@ -96,6 +123,12 @@ class Engine(Protocol):
     async def health(self) -> bool: ...
 
     async def model_info(self) -> dict[str, Any]: ...
+
+    async def adapters(self) -> frozenset[str]: ...
+
+    async def load_adapter(self, name: str, path: str) -> None: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)

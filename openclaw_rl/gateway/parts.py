@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.engine.sglang import SGLangEngine
 from openclaw_rl.engine.types import OnWait
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.gateway.core import Gateway

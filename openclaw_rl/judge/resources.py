@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.engine.sglang import SGLangEngine
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal

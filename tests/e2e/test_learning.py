@@ -6,7 +6,7 @@ import statistics
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.engine.sglang import SGLangEngine
 from tests.e2e.system import System
 from tests.fakes.model import tiny_model
 

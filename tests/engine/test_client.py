@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.engine.sglang import SGLangEngine
 from openclaw_rl.engine.types import Delta, Finish, Reply, collect, join
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from tests.fakes.engine import EOS_ID, FakeEngine, Fault, logprob_of

@@ -133,6 +133,11 @@ class FakeEngine:
         self.gated = False
         self.paused = False
         self.healthy = True
+        self.adapters: dict[str, str] = {}
+        """Name to path. A restart forgets them."""
+        self.unloaded: list[str] = []
+        self.load_error: str | None = None
+        """Why the next adapter cannot be loaded."""
         self.drop_reused = False
         """Resets a connection on its second request: every pooled connection is stale."""
         self.chunk_bytes: int | None = None
@@ -200,14 +205,7 @@ class FakeEngine:
     async def start(self, port: int | None = None) -> None:
         """Listens; after `stop` on the same port again unless another is given."""
         app = web.Application(client_max_size=1 << 30)
-        for prefix in ("", "/base"):
-            app.router.add_post(prefix + "/generate", self._generate)
-            app.router.add_post(prefix + "/abort_request", self._abort)
-            app.router.add_post(prefix + "/pause_generation", self._pause)
-            app.router.add_post(prefix + "/continue_generation", self._continue)
-            app.router.add_get(prefix + "/health", self._health)
-            app.router.add_get(prefix + "/model_info", self._info)
-            app.router.add_get(prefix + "/get_model_info", self._info)
+        self._add_routes(app.router)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
         await self._runner.setup()
         wanted = self._port if port is None else port
@@ -216,8 +214,22 @@ class FakeEngine:
         addresses = self._runner.addresses
         self._port = addresses[0][1]
 
+    def _add_routes(self, router: web.UrlDispatcher) -> None:
+        for prefix in ("", "/base"):
+            router.add_post(prefix + "/generate", self._generate)
+            router.add_post(prefix + "/abort_request", self._abort)
+            router.add_post(prefix + "/pause_generation", self._pause)
+            router.add_post(prefix + "/continue_generation", self._continue)
+            router.add_get(prefix + "/health", self._health)
+            router.add_get(prefix + "/model_info", self._info)
+            router.add_get(prefix + "/get_model_info", self._info)
+        router.add_get("/v1/models", self._models)
+        router.add_post("/load_lora_adapter", self._load_adapter)
+        router.add_post("/unload_lora_adapter", self._unload_adapter)
+
     async def stop(self) -> None:
         """Dies at once: connections are reset, not ended."""
+        self.adapters.clear()
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -272,8 +284,42 @@ class FakeEngine:
         await self.resume()
         return web.Response()
 
-    async def _generate(self, http: web.Request) -> web.StreamResponse:
+    async def _models(self, _: web.Request) -> web.Response:
+        base = {
+            "id": self.model_path,
+            "root": self.model_path,
+            "parent": None,
+            "max_model_len": self.context_length,
+        }
+        loaded = [
+            {"id": name, "root": path, "parent": self.model_path}
+            for name, path in self.adapters.items()
+        ]
+        return web.json_response({"object": "list", "data": [base, *loaded]})
+
+    async def _load_adapter(self, http: web.Request) -> web.Response:
         body = await http.json()
+        error, self.load_error = self.load_error, None
+        if error is None and body["lora_name"] in self.adapters:
+            error = f"The lora adapter '{body['lora_name']}' has already been loaded."
+        if error is not None:
+            return web.json_response({"error": {"message": error}}, status=400)
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        await self._notify()
+        return web.Response(text="Success")
+
+    async def _unload_adapter(self, http: web.Request) -> web.Response:
+        name = (await http.json())["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return web.json_response({"error": {"message": "no such adapter"}}, status=404)
+        self.unloaded.append(name)
+        await self._notify()
+        return web.Response(text="Success")
+
+    async def _generate(self, http: web.Request) -> web.StreamResponse:
+        return await self._take(http, await http.json())
+
+    async def _take(self, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if any(http.protocol is used for used in self._used) and self.drop_reused:
             assert http.transport is not None
             http.transport.abort()
@@ -305,6 +351,10 @@ class FakeEngine:
         budget = request.sampling.get("max_new_tokens", 128)
         if fault.status is not None:
             return web.json_response({"error": {"message": fault.message}}, status=fault.status)
+        adapter = request.body.get("lora_path")
+        if adapter is not None and adapter not in self.adapters:
+            error = f"The following requested LoRA adapters are not loaded: {adapter}"
+            return web.json_response({"error": {"message": error}}, status=400)
         error = fault.stream_error or self._too_long(len(request.ids), budget)
         if error and not request.body.get("stream"):
             return web.json_response({"error": {"message": error}}, status=400)

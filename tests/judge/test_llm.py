@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.client import SGLangEngine
+from openclaw_rl.engine.sglang import SGLangEngine
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
 from openclaw_rl.judge.llm import ChatLLM, EngineLLM, is_overflow
 from openclaw_rl.judge.votes import VERDICT_SCHEMA

@@ -1,0 +1,232 @@
+"""vLLM's `/v1/completions`, spoken in token ids.
+
+Guarantees as SGLang's dialect: ids in order, each once; a log-prob is given where the engine named
+that id beside a finite value. Weights are adapters: the name asked for decides the version of a
+token, "base" without one. vLLM's log-probs are those before temperature and penalties (unless it
+is started with `--logprobs-mode processed_logprobs`, which does no harm), so where these differ
+from 1 and none, `logprobs` is None: such a turn is served, and not trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.dialect import Reader, adapters_of, models_of
+from openclaw_rl.engine.events import broken_off
+from openclaw_rl.engine.fastjson import loads
+from openclaw_rl.engine.scores import POSITIVE
+from openclaw_rl.engine.types import Abilities, Adapter, Candidates, Delta, Finish, Scores
+from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
+
+_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    **{
+        name: name
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
+            *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        )
+    },
+}
+_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Said in every request: where one is missing vLLM takes the model's own generation settings."""
+_UNBENT = {
+    "temperature": 1.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
+"""Values under which vLLM's log-probs are those of the distribution sampled from."""
+_GRAMMARS = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+_NO_VALUE = -9999.0
+"""What vLLM writes for minus infinity, which JSON lacks."""
+_BASE = "base"
+
+
+class VLLM:
+    """See `Dialect`. 20 candidates are its default limit (`--max-logprobs`)."""
+
+    abilities = Abilities(
+        top_logprobs=20, abort_by_id=False, scores_alone=False, any_temperature=False
+    )
+    path = "/v1/completions"
+    info_paths = ("/v1/models",)
+    load_path, unload_path = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+    def generation(
+        self,
+        ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        rid: str,
+        adapter: Adapter | None,
+        top: int,
+    ) -> tuple[dict[str, Any], Reader]:
+        body = {
+            **_DEFAULTS,
+            **_parameters(sampling),
+            "prompt": list(ids),
+            "stream": True,
+            "logprobs": max(1, top),
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+            "request_id": rid,
+        }
+        if adapter is not None:
+            body["model"] = adapter.name
+        unbent = all(sampling.get(name, value) == value for name, value in _UNBENT.items())
+        version = adapter.version if adapter is not None else _BASE
+        return body, _Reader(len(ids), version, top, unbent)
+
+    def scoring(
+        self, ids: Sequence[int], start: int, top: int, rid: str, adapter: Adapter | None
+    ) -> dict[str, Any]:
+        body = {**_DEFAULTS, "prompt": list(ids), "max_tokens": 1, "prompt_logprobs": top}
+        if adapter is not None:
+            body["model"] = adapter.name
+        return body
+
+    def scores(self, data: bytes, ids: Sequence[int], start: int, top: int) -> Scores | None:
+        try:
+            choice = loads(data)["choices"][0]
+            if choice.get("finish_reason") == "abort":
+                return None
+            entries = choice["prompt_logprobs"]
+            if len(entries) == len(ids):
+                places = [
+                    {int(token): float(about["logprob"]) for token, about in entry.items()}
+                    for entry in entries[start:]
+                ]
+                values = [place[token] for place, token in zip(places, ids[start:], strict=True)]
+                if all(_finite(value) for value in values):
+                    return Scores(values, [_best(place, top) for place in places] if top else None)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            pass
+        raise EngineError("the engine's scores do not line up with the ids asked for")
+
+    def info(self, answer: Any) -> dict[str, Any]:
+        for entry in models_of(answer):
+            if not entry.get("parent"):
+                return {
+                    "model_path": entry.get("root") or entry["id"],
+                    "context_length": entry.get("max_model_len"),
+                }
+        raise EngineError("the engine's list of models has no base model")
+
+    def adapters(self, answer: Any) -> frozenset[str]:
+        return adapters_of(answer)
+
+
+class _Reader:
+    """Reads one stream of chunks."""
+
+    def __init__(self, prompt_tokens: int, version: str, top: int, unbent: bool) -> None:
+        self._prompt_tokens, self._version = prompt_tokens, version
+        self._top, self._unbent = top, unbent
+        self._last: int | None = None
+
+    def read(self, payload: bytes) -> Delta:
+        try:
+            event = loads(payload)
+        except ValueError:
+            raise EngineError("the engine sent an event that is no JSON") from None
+        if not isinstance(event, dict):
+            raise EngineError("the engine sent an event that is no JSON object")
+        if "error" in event:
+            raise broken_off(event["error"], payload, self._prompt_tokens)
+        choices = event.get("choices")
+        if not choices:
+            return Delta([], [], self._version)  # usage only
+        choice = choices[0]
+        ids = choice.get("token_ids") or []
+        if not isinstance(ids, list) or (choice.get("text") and not ids and self._last is None):
+            raise EngineError("the engine's event lacks token_ids: its vLLM is older than 0.10.2")
+        self._last = ids[-1] if ids else self._last
+        values, top = self._logprobs(ids, choice.get("logprobs"))
+        return Delta(ids, values, self._version, self._finish(choice), top=top)
+
+    def _logprobs(
+        self, ids: list[int], given: Any
+    ) -> tuple[list[float] | None, list[Candidates] | None]:
+        if not ids:
+            return [], [] if self._top else None
+        if not self._unbent or not isinstance(given, dict):
+            return None, None
+        values = given.get("token_logprobs")
+        if given.get("tokens") != [f"token_id:{token}" for token in ids] or (
+            not isinstance(values, list)
+            or len(values) != len(ids)
+            or not all(isinstance(value, int | float) and _finite(value) for value in values)
+        ):
+            return None, None
+        return [float(value) for value in values], self._candidates(given, len(ids))
+
+    def _candidates(self, given: Mapping[str, Any], count: int) -> list[Candidates] | None:
+        places = given.get("top_logprobs")
+        if not self._top or not isinstance(places, list) or len(places) != count:
+            return None
+        try:
+            return [
+                _best({int(k.removeprefix("token_id:")): v for k, v in place.items()}, self._top)
+                for place in places
+            ]
+        except (AttributeError, ValueError, TypeError):
+            return None
+
+    def _finish(self, choice: Mapping[str, Any]) -> Finish | None:
+        kind = choice.get("finish_reason")
+        if kind is None:
+            return None
+        if kind == "error":
+            raise EngineUnavailable("the engine failed at this request")
+        if kind not in ("stop", "length", "abort"):
+            raise EngineError(f"the engine ended with an unknown finish reason {str(kind)[:40]!r}")
+        matched = choice.get("stop_reason")
+        if kind == "stop" and matched is None:
+            matched = self._last  # the model's own end of turn: vLLM names only what was asked for
+        return Finish(kind, matched if isinstance(matched, int | str) else None)
+
+
+def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """By vLLM's names; it would take no notice of one that it does not know."""
+    found: dict[str, Any] = {}
+    for name, value in sampling.items():
+        if name in _GRAMMARS:
+            if value:
+                found["structured_outputs"] = {_GRAMMARS[name]: value}
+        elif name in _NAMES:
+            found[_NAMES[name]] = value
+        else:
+            raise EngineRefused(400, f"vLLM knows no sampling parameter like {name}")
+    return found
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value) and _NO_VALUE < value <= POSITIVE
+
+
+def _best(place: Mapping[int, float], top: int) -> Candidates:
+    """The `top` likeliest; vLLM adds the token itself where it is not among them."""
+    pairs = [(float(value), token) for token, value in place.items() if _finite(value)]
+    return sorted(pairs, key=lambda pair: -pair[0])[:top]
+
+
+class VLLMEngine(EngineClient):
+    """A vLLM server."""
+
+    def __init__(
+        self, url: str | Callable[[], str | None], http: aiohttp.ClientSession, **options: Any
+    ) -> None:
+        super().__init__(VLLM(), url, http, **options)

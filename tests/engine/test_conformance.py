@@ -1,0 +1,344 @@
+"""One suite for every kind of engine: what is above the Protocol must not be able to tell them
+apart. SGLang and vLLM are fakes of their dialects; the embedded engine is real, with a tiny model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
+from openclaw_rl.errors import ContextOverflow, EngineRefused, EngineUnavailable
+from openclaw_rl.local.engine import EngineCore
+from openclaw_rl.local.model import LoadedModel, LoraSpec
+from openclaw_rl.local.server import serve_engine
+from tests.fakes.engine import EOS_ID, FakeEngine, Fault, logprob_of
+from tests.fakes.model import tiny_model
+from tests.fakes.vllm import FakeVLLM
+
+PROMPT = [11, 12, 13, 14]
+REPLY = [50, 51, 52, 53, 54, EOS_ID]
+CONTEXT = 256
+FAKES = {"sglang": FakeEngine, "vllm": FakeVLLM}
+_rids = (f"rid{n:05d}" for n in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
+    path = tiny_model(tmp_path_factory.mktemp("model"), scale=3.0, context_length=CONTEXT)
+    started = EngineCore(LoadedModel.load(path, lora=LoraSpec(rank=4)), threads=1, seed=1).start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield session
+
+
+@asynccontextmanager
+async def embedded(core: EngineCore) -> AsyncIterator[str]:
+    server = await serve_engine(core)
+    try:
+        yield server.url
+    finally:
+        await server.close()
+
+
+@pytest.fixture(params=["sglang", "vllm", "embedded"])
+async def engine(
+    request: pytest.FixtureRequest, core: EngineCore, http: aiohttp.ClientSession
+) -> AsyncIterator[EngineClient]:
+    if request.param == "embedded":
+        async with embedded(core) as url:
+            yield open_engine("embedded", url, http, wait_seconds=5.0)
+        return
+    async with FAKES[request.param](context_length=CONTEXT) as fake:
+        fake.reply_fn = lambda _: [*range(50, 150), EOS_ID]
+        yield open_engine(request.param, fake.url, http, wait_seconds=5.0)
+
+
+@pytest.fixture(params=["sglang", "vllm"])
+async def fake(request: pytest.FixtureRequest) -> AsyncIterator[FakeEngine]:
+    async with FAKES[request.param](default_reply=REPLY, context_length=CONTEXT) as started:
+        yield started
+
+
+@pytest.fixture
+def client(fake: FakeEngine, http: aiohttp.ClientSession) -> EngineClient:
+    return open_engine(kind_of(fake), lambda: fake.url, http, wait_seconds=5.0)
+
+
+def kind_of(fake: FakeEngine) -> str:
+    return "vllm" if isinstance(fake, FakeVLLM) else "sglang"
+
+
+def params(max_new_tokens: int = 32, **more: Any) -> dict[str, Any]:
+    return {"max_new_tokens": max_new_tokens, "temperature": 1.0, **more}
+
+
+async def run(engine: Engine, ids: list[int] = PROMPT, **more: Any) -> Reply:
+    sampling = more.pop("sampling", params())
+    return await collect(engine.generate(ids, sampling, rid=next(_rids), **more))
+
+
+# --- all three ---
+
+
+async def test_a_reply_has_a_log_prob_and_a_version_for_each_id(engine: EngineClient) -> None:
+    reply = await run(engine, sampling=params(20, ignore_eos=True))
+    assert len(reply.ids) == 20
+    assert reply.logprobs is not None
+    assert len(reply.logprobs) == 20
+    assert all(math.isfinite(value) and value <= 1e-3 for value in reply.logprobs)
+    assert len(reply.versions) == 20
+    assert "" not in reply.versions
+    assert reply.finish is not None
+    assert (reply.finish.type, reply.finish.matched) == ("length", None)
+
+
+async def test_a_stop_token_is_part_of_the_reply_and_named(engine: EngineClient) -> None:
+    first = await run(engine, sampling=params(1, ignore_eos=True, temperature=0.0))
+    stop = first.ids[0]
+    reply = await run(engine, sampling=params(20, stop_token_ids=[stop], temperature=0.0))
+    assert reply.ids == [stop]
+    assert reply.finish is not None
+    assert (reply.finish.type, reply.finish.matched) == ("stop", stop)
+
+
+async def test_a_text_is_scored_id_by_id(engine: EngineClient) -> None:
+    ids = [*PROMPT, 21, 22, 23]
+    values = await engine.score(ids, len(PROMPT))
+    assert len(values) == 3
+    assert all(math.isfinite(value) for value in values)
+    assert values[1:] == pytest.approx(await engine.score(ids, len(PROMPT) + 1), abs=1e-5)
+    assert await engine.score(ids, len(ids)) == []
+
+
+async def test_scores_come_with_the_likeliest_tokens(engine: EngineClient) -> None:
+    scores = await engine.score_top([*PROMPT, 21, 22], len(PROMPT), 3)
+    assert len(scores.log_probs) == 2
+    assert scores.top is not None
+    assert [len(one) for one in scores.top] == [3, 3]
+    assert all(one == sorted(one, reverse=True) for one in scores.top)
+
+
+async def test_generated_tokens_come_with_candidates(engine: EngineClient) -> None:
+    deltas = engine.generate(PROMPT, params(5, ignore_eos=True), rid=next(_rids), top_logprobs=3)
+    tops = [one async for delta in deltas for one in delta.top or ()]
+    assert [len(one) for one in tops] == [3] * 5
+
+
+async def test_case_03_a_prompt_beyond_the_context(engine: EngineClient) -> None:
+    with pytest.raises(ContextOverflow) as caught:
+        await run(engine, [20] * (CONTEXT + 10))
+    assert caught.value.limit == CONTEXT
+
+
+async def test_health_and_context_are_told(engine: EngineClient) -> None:
+    assert await engine.health()
+    assert (await engine.model_info())["context_length"] == CONTEXT
+
+
+async def test_an_abort_ends_the_stream(engine: EngineClient) -> None:
+    reply = Reply()
+    stream = engine.generate(PROMPT, params(240, ignore_eos=True), rid="mine")
+    async with aclosing(stream):
+        async for delta in stream:
+            if not reply.ids:
+                await engine.abort("mine")
+            reply.add(delta)
+    assert reply.finish is not None
+    assert reply.finish.type == "abort" or len(reply.ids) == 240
+    await engine.close()
+
+
+async def test_sixteen_streams_at_once(engine: EngineClient) -> None:
+    replies = await asyncio.gather(
+        *(run(engine, [*PROMPT, n], sampling=params(10, ignore_eos=True)) for n in range(16))
+    )
+    assert all(len(reply.ids) == len(reply.logprobs or ()) == 10 for reply in replies)
+
+
+# --- both dialects, where a script is needed to say what must come out ---
+
+
+async def test_ids_and_log_probs_are_exact(fake: FakeEngine, client: EngineClient) -> None:
+    fake.chunk_bytes = 7
+    fake.tokens_per_chunk = 2
+    reply = await run(client)
+    assert reply.ids == REPLY
+    assert reply.logprobs == [logprob_of(one, len(PROMPT) + at) for at, one in enumerate(REPLY)]
+    assert reply.finish is not None
+    assert (reply.finish.type, reply.finish.matched) == ("stop", EOS_ID)
+
+
+async def test_scores_are_exact(fake: FakeEngine, client: EngineClient) -> None:
+    assert await client.score([*PROMPT, 21, 22], 4) == [logprob_of(21, 4), logprob_of(22, 5)]
+
+
+@pytest.mark.parametrize("lie", ["missing", "fewer", "none", "nan", "shifted"])
+async def test_no_log_prob_is_made_up(fake: FakeEngine, client: EngineClient, lie: str) -> None:
+    fake.faults.append(Fault(logprobs=lie))
+    reply = await run(client)
+    assert reply.ids == REPLY
+    assert reply.logprobs is None
+
+
+async def test_case_05_closing_the_stream_ends_it_at_the_engine(
+    fake: FakeEngine, client: EngineClient
+) -> None:
+    fake.gated = True
+    await fake.allow(1)
+    async with aclosing(client.generate(PROMPT, params(), rid="leaving")) as deltas:
+        await anext(deltas)
+    await fake.wait_until(lambda: fake.requests[0].done)
+    await client.close()
+    assert len(fake.requests[0].sent) == 1
+
+
+async def test_an_abort_ends_a_stream_that_stands_still(
+    fake: FakeEngine, client: EngineClient
+) -> None:
+    fake.gated = True
+    await fake.allow(2)
+    async with aclosing(client.generate(PROMPT, params(), rid="mine")) as deltas:
+        assert [(await anext(deltas)).ids for _ in range(2)] == [[50], [51]]
+        await client.abort("mine")
+        rest = [delta async for delta in deltas]
+    assert [delta.finish.type for delta in rest if delta.finish] == ["abort"]
+    await fake.wait_until(lambda: fake.requests[0].done)
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize("fault", [Fault(abort_after=3), Fault(kill_after=3), Fault(status=503)])
+async def test_case_07_a_reply_goes_on_where_it_broke_off(
+    fake: FakeEngine, client: EngineClient, fault: Fault
+) -> None:
+    fake.faults.append(fault)
+    reply = await run(client)
+    assert reply.ids == REPLY
+    assert reply.logprobs == [logprob_of(one, len(PROMPT) + at) for at, one in enumerate(REPLY)]
+
+
+async def test_a_refusal_is_not_tried_again(fake: FakeEngine, client: EngineClient) -> None:
+    fake.faults.append(Fault(status=400, message="bad top_p"))
+    with pytest.raises(EngineRefused, match="bad top_p"):
+        await run(client)
+    assert len(fake.requests) == 1
+
+
+async def test_an_absent_engine_is_waited_for_not_for_ever(http: aiohttp.ClientSession) -> None:
+    for kind in FAKES:
+        with pytest.raises(EngineUnavailable):
+            await run(open_engine(kind, lambda: None, http, wait_seconds=0.1))
+
+
+# --- weights as adapters ---
+
+
+async def test_each_try_asks_for_the_present_adapter_and_tokens_carry_its_version(
+    fake: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    now = Adapter("first", "1")
+    client = open_engine(kind_of(fake), fake.url, http, adapter=lambda: now, wait_seconds=5.0)
+    for name in ("first", "second"):
+        await client.load_adapter(name, f"/adapters/{name}")
+    assert await client.adapters() == {"first", "second"}
+    fake.gated = True
+    old = asyncio.create_task(run(client))
+    await fake.allow(2)
+    await fake.wait_until(lambda: bool(fake.requests) and fake.requests[0].written == 2)
+    now = Adapter("second", "2")
+    assert client.in_use == {"first"}
+    new = asyncio.create_task(run(client))
+    await fake.arrived(2)
+    assert client.in_use == {"first", "second"}
+    await fake.open_gate()
+    assert (await old).versions == ["1"] * len(REPLY)
+    assert (await new).versions == ["2"] * len(REPLY)
+    assert client.in_use == frozenset()
+    await client.unload_adapter("first")
+    assert await client.adapters() == {"second"}
+
+
+async def test_a_broken_reply_goes_on_with_the_newer_adapter(
+    fake: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    now = Adapter("first", "1")
+    client = open_engine(kind_of(fake), fake.url, http, adapter=lambda: now, wait_seconds=5.0)
+    for name in ("first", "second"):
+        await client.load_adapter(name, name)
+
+    def turn(_: str) -> None:
+        nonlocal now
+        now = Adapter("second", "2")
+
+    fake.faults.append(Fault(kill_after=2))
+    reply = await run(client, on_wait=turn)
+    assert reply.ids == REPLY
+    assert reply.versions == ["1", "1", "2", "2", "2", "2"]
+
+
+async def test_an_engine_that_lacks_the_adapter_is_waited_for(
+    fake: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    client = open_engine(
+        kind_of(fake), fake.url, http, adapter=lambda: Adapter("later", "3"), wait_seconds=5.0
+    )
+    waiting = asyncio.Event()
+    task = asyncio.create_task(run(client, on_wait=lambda _: waiting.set()))
+    await waiting.wait()
+    await client.load_adapter("later", "later")
+    assert (await task).versions == ["3"] * len(REPLY)
+
+
+async def test_an_adapter_that_cannot_be_loaded_says_why(
+    fake: FakeEngine, client: EngineClient
+) -> None:
+    fake.load_error = "rank 64 is greater than max_lora_rank 16"
+    with pytest.raises(EngineRefused, match="max_lora_rank 16"):
+        await client.load_adapter("big", "/adapters/big")
+    assert await client.adapters() == frozenset()
+    await fake.stop()
+    with pytest.raises(EngineUnavailable):
+        await client.load_adapter("big", "/adapters/big")
+
+
+# --- vLLM alone ---
+
+
+async def test_what_vllm_is_asked(http: aiohttp.ClientSession) -> None:
+    async with FakeVLLM(default_reply=REPLY) as fake:
+        client = open_engine("vllm", fake.url, http)
+        schema = json.dumps({"type": "object"})
+        await run(client, sampling=params(9, min_new_tokens=2, top_p=0.5, json_schema=schema))
+        body = fake.raw[0]
+        assert body["prompt"] == PROMPT
+        assert (body["max_tokens"], body["min_tokens"], body["top_p"]) == (9, 2, 0.5)
+        assert body["structured_outputs"] == {"json": schema}
+        assert (body["top_k"], body["repetition_penalty"]) == (-1, 1.0), "not the model's own"
+        with pytest.raises(EngineRefused, match="logit_bias"):
+            await run(client, sampling=params(logit_bias={"5": 1.0}))
+        assert len(fake.raw) == 1
+
+
+@pytest.mark.parametrize("bent", [{"temperature": 0.5}, {"frequency_penalty": 0.5}])
+async def test_vllm_gives_no_log_probs_of_another_distribution(
+    http: aiohttp.ClientSession, bent: dict[str, Any]
+) -> None:
+    async with FakeVLLM(default_reply=REPLY) as fake:
+        reply = await run(open_engine("vllm", fake.url, http), sampling=params(**bent))
+        assert reply.ids == REPLY
+        assert reply.logprobs is None
