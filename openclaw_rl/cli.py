@@ -18,7 +18,7 @@ from openclaw_rl.config import add_flags, load_config
 from openclaw_rl.errors import ConfigError, HookError, OpenClawRLError
 from openclaw_rl.hook_args import hook_args
 from openclaw_rl.settings import Config
-from openclaw_rl.supervisor import MISCONFIGURED, Loop, stop_with_parent, supervise
+from openclaw_rl.supervisor import MISCONFIGURED, Loop, leashed, stop_with_parent, supervise
 
 _OVERVIEW = """\
 openclaw-rl trains a personal agent while it is being used.
@@ -161,12 +161,15 @@ def _up(config: Config, words: list[str]) -> int:
     preflight.check_reward(config)
     preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
-    preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
     rest = words[words.index("up") + 1 :]
     loops = [
         Loop(name, [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", *rest])
         for name in ("train", "judge", "serve")
     ]
+    if config.engine.command:
+        loops.insert(0, leashed("engine", config.engine.command))
+    elif not config.engine.outside:
+        preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
 
     def emit(line: str) -> None:
         print(line, flush=True)
@@ -206,7 +209,10 @@ def _serve(config: Config, _: list[str]) -> int:
         model_path=config.model.path,
         served_name=config.served_name,
         journal_path=config.journal_path,
-        engine_url=config.engine.url or None,
+        # An engine with our adapters is announced by the trainer once the first is loaded.
+        engine_url=None if config.engine.outside else config.engine.url or None,
+        engine_kind="sglang" if config.engine.kind == "auto" else config.engine.kind,
+        engine_api_key=config.engine.api_key or None,
         keepalive_seconds=gateway.keepalive_seconds,
         wait_seconds=gateway.engine_wait_seconds,
         temperature=gateway.temperature,
@@ -244,7 +250,8 @@ def _train(config: Config, _: list[str]) -> int:
     preflight.check_model(config)
     preflight.check_data(config)
     preflight.check_training(config)
-    preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
+    if not config.engine.outside:
+        preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
     from openclaw_rl.local.host import run_host
 
     run_host(hook_args(config))

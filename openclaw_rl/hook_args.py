@@ -18,14 +18,19 @@ def hook_args(config: Config) -> Namespace:
         # model and places
         hf_checkpoint=config.model.path,
         dtype=config.model.dtype,
-        device=config.model.device,
+        device=train.device or config.model.device,
         served_name=config.served_name,
         context_length=config.gateway.context_length or None,
         journal_path=str(config.journal_path),
         save=str(config.checkpoint_dir),
         keep_checkpoints=train.keep_checkpoints,
         host_name="local",
-        # embedded engine
+        # engine
+        engine_url=engine.url.rstrip("/") if engine.outside else None,
+        engine_kind=engine.kind if engine.outside else "embedded",
+        engine_api_key=engine.api_key or None,
+        adapter_dir=engine.adapter_dir or None,
+        adapter_dir_at_engine=engine.adapter_dir_at_engine or None,
         engine_port=engine.port,
         engine_max_streams=engine.max_streams,
         engine_kv_tokens=engine.kv_tokens or None,
@@ -74,6 +79,8 @@ def hook_args(config: Config) -> Namespace:
         opd_hints=train.opd_hints,
         opd_hint_choice=train.opd_hint_choice,
         opd_baseline=train.opd_baseline,
+        use_tis=_tis_clip(config) > 0,
+        tis_clip=_tis_clip(config) or None,
         eps_clip=train.eps_clip,
         eps_clip_high=train.eps_clip_high,
         use_kl_loss=train.kl_loss_coef > 0,
@@ -97,3 +104,10 @@ def hook_args(config: Config) -> Namespace:
         train_threads=train.threads or None,
         seed=train.seed,
     )
+
+
+def _tis_clip(config: Config) -> float:
+    """An engine of another make computes other log-probs than the trainer does."""
+    if config.train.tis_clip < 0:
+        return 2.0 if config.engine.outside else 0.0
+    return config.train.tis_clip

@@ -7,8 +7,10 @@ import os
 import socket
 from pathlib import Path
 
+from openclaw_rl.engine.kinds import abilities_of
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
+from openclaw_rl.judge.choice import teacher_list
 from openclaw_rl.settings import Config
 from openclaw_rl.wire.formats import find_format
 
@@ -66,14 +68,41 @@ def check_training(config: Config) -> None:
             raise ConfigError(
                 f"training on this machine needs {package}: pip install 'openclaw-rl[local]'"
             )
-    if config.engine.url:
-        raise ConfigError(
-            "--engine-url: training beside an outside engine is not built yet; "
-            "leave it out to use the embedded engine"
-        )
+    check_engine(config)
     load_hook(config.loss_path, default_name="custom_loss", flag="--custom-loss-function-path")
     load_hook(
         config.rollout.function_path,
         default_name="generate_rollout",
         flag="--rollout-function-path",
     )
+
+
+def check_engine(config: Config) -> None:
+    """An engine outside must be named in full, and be able to do what the settings ask for."""
+    engine = config.engine
+    if not engine.url:
+        for value, flag in (
+            (engine.kind != "auto", "--engine"),
+            (engine.command, "--engine-cmd"),
+            (config.train.device, "--train-device"),
+        ):
+            if value:
+                raise ConfigError(f"{flag} belongs to an engine outside: give its --engine-url")
+        return
+    if not engine.outside:
+        raise ConfigError("--engine-url: say what it is, to train beside it: --engine vllm|sglang")
+    if not engine.url.startswith(("http://", "https://")) or engine.url.rstrip("/").endswith("/v1"):
+        raise ConfigError(
+            f"--engine-url {engine.url}: give the server itself, like http://127.0.0.1:8000"
+        )
+    able, top_k = abilities_of(engine.kind), config.train.opd_top_k
+    if top_k and config.train.method != "rl" and teacher_list(top_k) > able.top_logprobs:
+        raise ConfigError(
+            f"--opd-top-k {top_k} asks the teacher for {teacher_list(top_k)} candidates of a "
+            f"token, but --engine {engine.kind} gives {able.top_logprobs}"
+        )
+    if config.gateway.temperature != 1 and not able.any_temperature:
+        raise ConfigError(
+            f"--temperature {config.gateway.temperature:g}: --engine {engine.kind} gives log-probs "
+            "at temperature 1 only, so nothing could be trained"
+        )

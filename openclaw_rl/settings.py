@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from openclaw_rl.engine_config import EngineConfig
 from openclaw_rl.setting import setting as _setting
 
 METHODS: Mapping[str, tuple[str, str]] = {
@@ -117,25 +118,6 @@ class GatewayConfig:
         256, "requests under way at once; more get a 429", flag="--max-inflight", low=1
     )
     max_body_mb: float = _setting(32.0, "largest request body", flag="--max-body-mb", low=0.001)
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """The engine that samples: the embedded one, or one at an address."""
-
-    url: str = _setting(
-        "", "an engine that speaks SGLang's /generate (default: embedded)", flag="--engine-url"
-    )
-    port: int = _setting(
-        30100, "port of the embedded engine (loopback)", flag="--engine-port", low=0, high=65535
-    )
-    max_streams: int = _setting(24, "sequences decoded together", flag="--max-streams", low=1)
-    kv_tokens: int = _setting(
-        0, "tokens of KV cache in all (0: chosen from the memory)", flag="--kv-tokens", low=0
-    )
-    threads: int = _setting(
-        0, "CPU threads of the engine (0: half of the cores)", flag="--engine-threads", low=0
-    )
 
 
 @dataclass(frozen=True)
@@ -294,6 +276,13 @@ class TrainConfig:
         flag="--opd-baseline",
         choices=("current", "old", "rollout"),
     )
+    tis_clip: float = _setting(
+        -1.0,
+        "upper bound of the weights that correct a token for the difference between engine and "
+        "trainer (0: no such weights; -1: 2 beside an outside engine, else none)",
+        flag="--tis-clip",
+        low=-1,
+    )
     eps_clip: float = _setting(0.2, "lower clip of the ratio", flag="--eps-clip", low=0)
     eps_clip_high: float = _setting(0.28, "upper clip of the ratio", flag="--eps-clip-high", low=0)
     kl_loss_coef: float = _setting(
@@ -341,6 +330,11 @@ class TrainConfig:
         "stop training after so many batches in all (0: never); serving goes on",
         flag="--num-rollout",
         low=0,
+    )
+    device: str = _setting(
+        "",
+        "device of the trainer beside an outside engine (default: as --device)",
+        flag="--train-device",
     )
     threads: int = _setting(
         0, "CPU threads of the trainer (0: half of the cores)", flag="--train-threads", low=0

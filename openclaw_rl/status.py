@@ -28,6 +28,7 @@ def read_status(config: Config) -> dict[str, Any]:
         fates = journal.fates()
         policy = journal.endpoint("policy")
         gateway = journal.endpoint("gateway")
+        trainer = journal.endpoint("trainer")
         judged, mean_reward = journal.judged(_RECENT)
         ready = journal.ready() if fates.ready else []
     share = max(1, math.floor(config.rollout.batch_size * config.rollout.session_share))
@@ -50,6 +51,8 @@ def read_status(config: Config) -> dict[str, Any]:
         "engine": policy.url if policy else None,
         "gateway": gateway.url if gateway else None,
         "reply_format": gateway.info.get("reply_format") if gateway else None,
+        "refused_adapter": policy.info.get("refused") if policy else None,
+        "mismatch": dict(trainer.info) if trainer else None,
         "judged": judged,
         "mean_reward": mean_reward,
         "batch_size": config.rollout.batch_size,
@@ -88,6 +91,9 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
             f"{blind} turns have no candidates, so they cannot be distilled over the top K: the "
             "engine gives no top_logprobs"
         )
+    if status["refused_adapter"]:
+        found.append(f"the engine did not take an adapter, so an older one is served: "
+                     f"{status['refused_adapter']}")  # fmt: skip
     if status["usable"] < status["batch_size"] <= status["ready"]:
         found.append(
             f"{status['ready']} turns are ready, but one session gives at most {share} of "
@@ -110,6 +116,13 @@ def render_status(status: dict[str, Any]) -> str:
         f"judged   {status['judged']} · mean reward of the last ones {reward}",
         f"batch    {min(status['usable'], status['batch_size'])}/{status['batch_size']} ready",
     ]
+    if status["mismatch"]:
+        gap = status["mismatch"]
+        skipped = f" · SKIPPED ({gap['skipped']})" if gap["skipped"] else ""
+        lines.append(
+            f"mismatch |log-prob of engine - of trainer| mean {gap['mean']:.4f}, max "
+            f"{gap['max']:.2f} over {gap['tokens']} tokens of rollout {gap['rollout']}{skipped}"
+        )
     if status["by_source"]:
         lines.append("sessions " + render_sources(status["by_source"]))
     for title in ("dropped", "counters"):

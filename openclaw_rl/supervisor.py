@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -46,6 +48,44 @@ def stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
+
+
+_LEASH = """
+import os, signal, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+def end(number, frame=None):
+    try:
+        os.killpg(child.pid, number)
+    except ProcessLookupError:
+        pass
+def watch():
+    while os.read(0, 4096):
+        pass
+    end(signal.SIGTERM)
+    try:
+        child.wait(10)
+    except subprocess.TimeoutExpired:
+        end(signal.SIGKILL)
+signal.signal(signal.SIGTERM, end)
+threading.Thread(target=watch, daemon=True).start()
+code = child.wait()
+end(signal.SIGKILL)
+sys.exit(1 if code else 0)
+"""
+"""Runs a program that knows nothing of us: ends it, and all that it started, when it is told to or
+when the supervisor is gone. It never ends with MISCONFIGURED: what 2 means is the program's own."""
+
+
+def leashed(name: str, command: str) -> Loop:
+    """A child that is not ours, by its command line."""
+    words = shlex.split(command)
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(f"--engine-cmd: there is no program {words[0] if words else ''}")
+    # vLLM loads adapters while it serves only where this is set; others do not look at it.
+    return Loop(
+        name,
+        ["env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True", sys.executable, "-c", _LEASH, *words],
+    )
 
 
 async def supervise(

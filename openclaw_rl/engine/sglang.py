@@ -22,7 +22,7 @@ class SGLang:
         top_logprobs=256, abort_by_id=True, scores_alone=True, any_temperature=True
     )
     path = "/generate"
-    info_paths = ("/model_info", "/get_model_info")
+    info_paths: tuple[str, ...] = ("/model_info", "/get_model_info")
     load_path, unload_path = "/load_lora_adapter", "/unload_lora_adapter"
 
     def generation(

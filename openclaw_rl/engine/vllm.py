@@ -62,7 +62,7 @@ class VLLM:
         top_logprobs=20, abort_by_id=False, scores_alone=False, any_temperature=False
     )
     path = "/v1/completions"
-    info_paths = ("/v1/models",)
+    info_paths: tuple[str, ...] = ("/v1/models",)
     load_path, unload_path = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
     def generation(

@@ -10,12 +10,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import aiohttp
+from functools import partial
+from typing import Any
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.sglang import SGLangEngine
-from openclaw_rl.engine.types import OnWait
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.types import Adapter, OnWait
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.gateway.core import Gateway
 from openclaw_rl.gateway.health import Health
@@ -25,6 +26,7 @@ from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.journal.records import Endpoint, Turn
+from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.wire.formats import ReplyFormat, choose_format, find_format
@@ -33,7 +35,6 @@ log = logging.getLogger("openclaw_rl.gateway")
 
 POLL_SECONDS = 0.5
 """How soon a newly published engine is found."""
-CONNECT_SECONDS = 5.0
 
 
 class PolicyAddress:
@@ -58,16 +59,16 @@ class PolicyAddress:
         version = self._endpoint.info.get("weight_version") if self._endpoint else None
         return None if version is None else str(version)
 
+    def adapter(self) -> Adapter | None:
+        """The weights to ask for, where the host serves them as adapters."""
+        if self._endpoint is None or "adapter" not in self._endpoint.info:
+            return None
+        return Adapter(str(self._endpoint.info["adapter"]), self.weight_version or "")
+
     async def look(self) -> None:
         """Read the journal. An unreadable journal leaves the last address."""
         with contextlib.suppress(OpenClawRLError):
             self._endpoint = await self._journal.endpoint("policy")
-
-    async def follow(self) -> None:
-        """Look again and again until cancelled."""
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            await self.look()
 
 
 @dataclass(slots=True)
@@ -114,17 +115,28 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
         journal = await asyncio.to_thread(AsyncJournal.open, settings.journal_path)
         stack.push_async_callback(journal.close)
         about = {"model": settings.served_name, "reply_format": f"{reply_format.name} (by {by})"}
-        await journal.write(lambda it: it.publish("gateway", settings.base_url, about, time.time()))
+        await journal.write(partial(_publish_gateway, settings.base_url, about))
         tracker = Tracker(max_turns=settings.max_turns, unnamed=settings.unnamed)
         nodes = await journal.nodes(settings.max_turns)
         tracker.restore(nodes)
         address = PolicyAddress(settings.engine_url, journal)
         await address.look()
-        following = asyncio.ensure_future(address.follow())
-        stack.callback(following.cancel)
-        http = await stack.enter_async_context(_connections())
-        engine = SGLangEngine(address, http, wait_seconds=settings.wait_seconds, join_deltas=True)
+        http = await stack.enter_async_context(
+            connections(settings.engine_api_key, read_bufsize=2**20)
+        )
+        engine = open_engine(
+            settings.engine_kind,
+            address,
+            http,
+            adapter=address.adapter,
+            wait_seconds=settings.wait_seconds,
+            join_deltas=True,
+        )
         stack.push_async_callback(engine.close)
+        following = asyncio.ensure_future(
+            _follow(address, engine, journal, settings.base_url, about)
+        )
+        stack.callback(following.cancel)
         metrics, known = Metrics(), KnownTurns(settings.known_prompt_bytes)
 
         async def load(turn_ids: list[str]) -> list[Turn]:
@@ -177,10 +189,27 @@ def _load_model(settings: GatewaySettings) -> tuple[ChatTokenizer, ReplyFormat, 
     return tokenizer.showing(chosen.marks, chosen.inner), chosen, by
 
 
-def _connections() -> aiohttp.ClientSession:
-    """One pool for the engine. No limit: `max_inflight` is one, and a queue here would hide it."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        read_bufsize=2**20,
-    )
+async def _follow(
+    address: PolicyAddress,
+    engine: EngineClient,
+    journal: AsyncJournal,
+    url: str,
+    about: dict[str, str],
+) -> None:
+    """Look for the engine again and again, until cancelled. Where weights are adapters, say which
+    ones requests use: the host unloads an old one when none does."""
+    said: tuple[str, list[str]] | None = None
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        await address.look()
+        adapter = address.adapter()
+        if adapter is None or said == (using := (adapter.name, sorted(engine.in_use))):
+            continue
+        info = {**about, "adapter": using[0], "in_use": using[1]}
+        with contextlib.suppress(OpenClawRLError):
+            await journal.write(partial(_publish_gateway, url, info))
+            said = using
+
+
+def _publish_gateway(url: str, info: dict[str, Any], journal: Journal) -> None:
+    journal.publish("gateway", url, info, time.time())

@@ -28,6 +28,8 @@ class GatewaySettings:
     port: int = 30000
     api_key: str | None = field(default=None, repr=False)
     engine_url: str | None = None
+    engine_kind: str = "sglang"
+    engine_api_key: str | None = field(default=None, repr=False)
     context_length: int | None = None
     temperature: float = 1.0
     """Where the client names none; only turns sampled at the trained temperature are trained."""

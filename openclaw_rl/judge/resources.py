@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.sglang import SGLangEngine
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import connections, open_engine
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
@@ -60,8 +61,9 @@ class Resources:
         self._args, self._journal, self._load_chat = args, journal, load_chat
         self._chats: dict[str, asyncio.Task[Tokenizer]] = {}
         self._llms: dict[tuple[str, str], JudgeLLM] = {}
-        self._engines: dict[str, SGLangEngine] = {}
+        self._engines: dict[tuple[str, str], EngineClient] = {}
         self._http: aiohttp.ClientSession | None = None
+        self._engine_http: aiohttp.ClientSession | None = None
         self.counters: Counter[str] = Counter()
         """What happened since the worker last carried it into the journal."""
 
@@ -175,8 +177,9 @@ class Resources:
     async def close(self) -> None:
         for engine in self._engines.values():
             await engine.close()
-        if self._http is not None:
-            await self._http.close()
+        for http in (self._http, self._engine_http):
+            if http is not None:
+                await http.close()
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -229,12 +232,18 @@ class Resources:
             context_tokens=context,
         )
 
-    def _engine(self, role: Role) -> SGLangEngine:
-        if role not in self._engines:
-            self._engines[role] = SGLangEngine(
-                lambda: self.url(role), self._pool(), wait_seconds=_ENGINE_WAIT_SECONDS
+    def _engine(self, role: Role) -> EngineClient:
+        """A published engine says its kind; one at a configured address is of the policy's."""
+        kind = _get(self._args, "engine_kind", "sglang")
+        if not getattr(self._args, f"{role}_url", None) and (endpoint := self._published(role)):
+            kind = endpoint.info.get("engine", "sglang")
+        if (role, kind) not in self._engines:
+            if self._engine_http is None:
+                self._engine_http = connections(_get(self._args, "engine_api_key", None))
+            self._engines[role, kind] = open_engine(
+                kind, lambda: self.url(role), self._engine_http, wait_seconds=_ENGINE_WAIT_SECONDS
             )
-        return self._engines[role]
+        return self._engines[role, kind]
 
     def _pool(self) -> aiohttp.ClientSession:
         if self._http is None:

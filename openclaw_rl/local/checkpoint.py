@@ -38,7 +38,7 @@ def save(
 ) -> Path:
     """Write a checkpoint, make it durable, drop the oldest beyond `keep`; returns its folder."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # learnt from private conversations
-    final = root / f"version_{state.version:08d}"
+    final = root / name_of(state.version)
     temporary = root / f".writing_{state.version:08d}_{os.getpid()}"
     for left in root.glob(".writing_*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -66,6 +66,11 @@ def save(
     for old in folders(root)[max(1, keep) :]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def name_of(version: int) -> str:
+    """The name of a version's folder."""
+    return f"version_{version:08d}"
 
 
 def folders(root: Path) -> list[Path]:

@@ -1,12 +1,16 @@
-"""The embedded host: engine server and trainer over one copy of the weights, in one process.
+"""The local host: a trainer, and what serves its weights, in one process.
+
+The weights are served by the embedded engine, over the trainer's own copy of the base
+(`embedded.py`), or as adapters by an engine outside (`outside.py`).
 
 Guarantees: requests are served from before the first training step until after the last, whatever
 the trainer does; what is served at a start is the newest checkpoint; addresses and the served
 version are in the journal; SIGTERM and SIGINT end it cleanly (a step under way is given up, its
-turns are given back). A dead engine ends the process, so that a supervisor can start it again.
+turns are given back). A dead embedded engine ends the process, so that a supervisor can start it
+again.
 
-Threads: the event loop (HTTP) is the main one; the engine and the trainer have one each, with
-their own number of intra-op threads, so that neither waits for the other's cores.
+Threads: the event loop (HTTP) is the main one; the embedded engine and the trainer have one each,
+with their own number of intra-op threads, so that neither waits for the other's cores.
 """
 
 from __future__ import annotations
@@ -20,15 +24,15 @@ import threading
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
+from openclaw_rl.errors import ConfigError, OpenClawRLError
 from openclaw_rl.journal import Journal
-from openclaw_rl.local.engine import EngineCore, EngineLimits
+from openclaw_rl.local.embedded import Embedded
 from openclaw_rl.local.model import LoadedModel, LoraSpec
-from openclaw_rl.local.server import serve_engine
+from openclaw_rl.local.outside import Outside
 from openclaw_rl.local.train_args import complete
 from openclaw_rl.local.trainer import Trainer
 from openclaw_rl.rollout.lock import hold_leases
@@ -36,7 +40,31 @@ from openclaw_rl.rollout.lock import hold_leases
 log = logging.getLogger("openclaw_rl.host")
 
 GIVE_WAY_SECONDS = 0.5  # at most so long between two micro-batches, or training would starve
+WATCH_SECONDS = 0.5
 STEP_SECONDS = 30.0  # time that the trainer has to give up what it is doing at a stop
+
+
+class Serving(Protocol):
+    """What serves the weights. `publish` is called by the trainer's thread, the rest by the event
+    loop; `url` is None until requests are served."""
+
+    url: str | None
+
+    async def start(self, version: int) -> None:
+        """Serve the checkpoint of this version, and say where."""
+        ...
+
+    def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        """Serve a newer one, saved already."""
+        ...
+
+    async def watch(self) -> None:
+        """Called twice a second. Raises EngineError where serving has ended."""
+        ...
+
+    def busy(self) -> bool: ...
+
+    async def close(self) -> None: ...
 
 
 def run_host(args: Namespace) -> None:
@@ -60,7 +88,6 @@ class Host:
         self.stop = threading.Event()
         self.args.stop_event = self.stop  # the rollout function waits on it
         self.started = threading.Event()
-        self.url: str | None = None
         half = max(1, (os.cpu_count() or 2) // 2)
         self.train_threads = getattr(args, "train_threads", None) or half
         spec = LoraSpec(
@@ -74,18 +101,18 @@ class Host:
             device=device,
             lora=spec,
         )
-        self.core = EngineCore(
-            self.loaded,
-            limits=self._limits(),
-            threads=getattr(args, "engine_threads", None) or half,
-        )
         self.journal = Journal.open(args.journal_path)
+        self.serving: Serving
+        if getattr(args, "engine_url", None):
+            self.serving = Outside(self.args, self.journal, self._announce)
+        else:
+            self.serving = Embedded(self.args, self.loaded, half, self._announce)
         self.trainer = Trainer(
             self.args,
             self.loaded.trainer_model(self.args.seed),
             self.journal,
-            self._publish,
-            give_way=self._give_way if device.type == "cuda" else lambda: None,
+            self.serving.publish,
+            give_way=self._give_way,
             stop=self.stop,
         )
         log.info(
@@ -95,6 +122,11 @@ class Host:
             str(self.loaded.dtype).removeprefix("torch."),
             device,
         )
+
+    @property
+    def url(self) -> str | None:
+        """Where the policy is served."""
+        return self.serving.url
 
     async def run(self) -> None:
         """Serve until `stop`; always leaves the engine and the trainer ended."""
@@ -109,33 +141,21 @@ class Host:
             # Refused outside the main thread (tests).
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, request_stop)
-        self.core.start()
         trainer = threading.Thread(target=self._train, name="trainer", daemon=True)
-        server = None
         try:
             await asyncio.to_thread(self.trainer.resume)
-            server = await serve_engine(
-                self.core,
-                getattr(self.args, "engine_host", None) or "127.0.0.1",
-                int(getattr(self.args, "engine_port", None) or 0),
-            )
-            self.url = server.url
-            await asyncio.to_thread(self._announce, self.trainer.state.version)
-            log.info("[host] engine at %s, version %s", server.url, self.core.version)
+            if not await self._until_served(stopping):
+                return
+            log.info("[host] engine at %s, version %s", self.url, self.trainer.state.version)
             trainer.start()
             self.started.set()
             while not self.stop.is_set():
-                if not self.core.alive:
-                    raise EngineError("the engine thread died; see the log above")
-                try:
-                    await asyncio.wait_for(stopping.wait(), 0.5)
-                except TimeoutError:
-                    continue
+                await self.serving.watch()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), WATCH_SECONDS)
         finally:
             self.stop.set()
-            if server is not None:
-                await server.close()
-            await asyncio.to_thread(self.core.stop)
+            await self.serving.close()
             if trainer.is_alive():
                 await asyncio.to_thread(trainer.join, STEP_SECONDS)
             if trainer.is_alive():
@@ -146,6 +166,19 @@ class Host:
                 self.journal.close()
                 self._alone.close()
             log.info("[host] stopped")
+
+    async def _until_served(self, stopping: asyncio.Event) -> bool:
+        """Whether serving began before the host was stopped: an engine may be slow to come up."""
+        starting = asyncio.ensure_future(self.serving.start(self.trainer.state.version))
+        stopped = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+            return starting.done()
+        finally:
+            starting.cancel()
+            stopped.cancel()
 
     # -- trainer thread ----------------------------------------------------------------------------
 
@@ -161,44 +194,14 @@ class Host:
                 log.exception("[train] training has stopped, serving goes on: %s", type(error))
                 self.journal.count("training_stopped")
 
-    def _publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
-        if self.loaded.device.type == "cuda":
-            torch.cuda.current_stream(self.loaded.device).synchronize()
-        self.core.publish(version, weights).result(timeout=300)
-        if self.url is not None:
-            self._announce(version)
-
-    def _announce(self, version: int) -> None:
-        now = time.time()
-        assert self.url is not None
-        info: dict[str, Any] = {
-            "engine": "embedded",
-            "pid": os.getpid(),
-            "model_path": self.loaded.path,
-            "context_length": self.core.context_length,
-        }
-        self.journal.publish("policy", self.url, {**info, "weight_version": str(version)}, now)
-        for role in ("judge", "teacher"):
-            base = {**info, "weight_version": "base"}
-            self.journal.publish(role, f"{self.url}/base", base, now)
+    def _announce(self, role: str, url: str, info: dict[str, Any]) -> None:
+        self.journal.publish(role, url, info, time.time())
 
     def _give_way(self) -> None:
         """On a GPU both threads share one device: let requests under way have it for a moment."""
         until = time.monotonic() + GIVE_WAY_SECONDS
-        while any(self.core.load) and time.monotonic() < until and not self.stop.is_set():
+        while self.serving.busy() and time.monotonic() < until and not self.stop.is_set():
             time.sleep(0.005)
-
-    # -- parts -------------------------------------------------------------------------------------
-
-    def _limits(self) -> EngineLimits:
-        default = EngineLimits()
-        tokens = getattr(self.args, "engine_kv_tokens", None)
-        a_token = self.loaded.kv_shape.bytes_per_token(self.loaded.dtype)
-        return EngineLimits(
-            kv_bytes=int(tokens) * a_token if tokens else default.kv_bytes,
-            max_running=int(getattr(self.args, "engine_max_streams", None) or default.max_running),
-            context_length=getattr(self.args, "context_length", None),
-        )
 
 
 def _device(name: str | None) -> torch.device:

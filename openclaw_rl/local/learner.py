@@ -49,6 +49,7 @@ class StepReport:
     logprob_diff: float = 0.0
     """Mean of |log pi of the trainer - of the engine| over the `compared_tokens`, those trained
     tokens that the engine sampled; 0 without any."""
+    logprob_diff_max: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -177,6 +178,9 @@ class Learner:
                 known = (mask > 0) & ~batch["rollout_log_probs"][i].isnan()
                 gap = (current[i] - batch["rollout_log_probs"][i]).abs()
                 report.logprob_diff += float(gap[known].sum())
+                report.logprob_diff_max = max(
+                    report.logprob_diff_max, float(gap[known].max()) if known.any() else 0.0
+                )
                 report.compared_tokens += int(known.sum())
         reduce = d.reducer(units, masks)
         loss, metrics = _call(

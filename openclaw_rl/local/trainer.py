@@ -62,6 +62,7 @@ class TrainJournal(Protocol):
         self, rollout_id: int, host: str, turn_ids: Sequence[str], reason: str, now: float
     ) -> int: ...
     def count(self, name: str, n: int = 1) -> None: ...
+    def publish(self, role: str, url: str, info: Mapping[str, Any], now: float) -> None: ...
 
 
 class Trainer:
@@ -282,13 +283,26 @@ class Trainer:
             outcome = "" if report.skipped is None else f" · SKIPPED ({report.skipped})"
             log.info(
                 "[train] rollout %d · version %d · %d turns in %d samples · reward %+.2f · "
-                "%.0f tokens a turn · loss %.4f · grad %.3f · logprob diff %.4f · "
+                "%.0f tokens a turn · loss %.4f · grad %.3f · logprob diff %.4f (max %.2f) · "
                 "rollout %.1f s, train %.1f s%s",
                 rollout_id, self.state.version, turns, len(samples),
                 sum(rewards) / max(1, len(rewards)), tokens / max(1, turns), report.loss,
-                report.grad_norm, report.logprob_diff, waited, took, outcome,
+                report.grad_norm, report.logprob_diff, report.logprob_diff_max, waited, took,
+                outcome,
             )  # fmt: skip
+            self._tell_mismatch(rollout_id, report)
             log.debug("[train] metrics %s", {k: round(v, 5) for k, v in report.metrics.items()})
+
+    def _tell_mismatch(self, rollout_id: int, report: StepReport) -> None:
+        """For `status`: how far engine and trainer were apart on the tokens of this step."""
+        about = {
+            "rollout": rollout_id,
+            "mean": round(report.logprob_diff, 6),
+            "max": round(report.logprob_diff_max, 6),
+            "tokens": report.compared_tokens,
+            "skipped": report.skipped,
+        }
+        self.journal.publish("trainer", "", about, self.clock())
 
 
 def _samples_of(output: Any) -> Sequence[Any]:

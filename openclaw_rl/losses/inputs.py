@@ -17,7 +17,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.losses.signals import TokenSignals
 
 _UNSUPPORTED = (
-    "use_tis",
+    "custom_tis_function_path",
     "use_opsm",
     "get_mismatch_metrics",  # slime weighs the loss by it, not only its metrics
     "custom_pg_loss_reducer_function_path",

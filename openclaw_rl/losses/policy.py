@@ -28,6 +28,7 @@ from openclaw_rl.losses.terms import (
     combined_advantage,
     distillation_advantage,
     subset_reverse_kl,
+    truncated_weights,
 )
 
 Batch = Mapping[str, Any]
@@ -78,7 +79,8 @@ def _policy_loss(
     Arguments read, with the value where absent: w_rl 1.0, w_opd 1.0, opd_clip None, opd_baseline
     "current", opd_tail False, eps_clip 0.2, eps_clip_high 0.28, eps_clip_c None, use_kl_loss
     False, kl_loss_coef 0.0, kl_loss_type "k3", use_unbiased_kl False, entropy_coef 0.0,
-    use_rollout_logprobs False, rollout_temperature 1.0, log_probs_chunk_size.
+    use_rollout_logprobs False, use_tis False, tis_clip 2.0, tis_clip_low 0.0, rollout_temperature
+    1.0, log_probs_chunk_size.
     """
     refuse_unsupported(args, opd=opd != "none")
     backend = backend_for(args)
@@ -132,6 +134,18 @@ def _policy_loss(
         number(args, "eps_clip_high", 0.28),
         optional(args, "eps_clip_c"),
     )
+    if bool(getattr(args, "use_tis", False)):
+        if rollout is None or wants_rollout:
+            raise ConfigError(
+                "use_tis needs rollout_log_probs in the batch, and use_rollout_logprobs unset: "
+                "that one puts the same difference into the ratio"
+            )
+        weights, cut = truncated_weights(
+            old - rollout, number(args, "tis_clip", 2.0), number(args, "tis_clip_low", 0.0)
+        )
+        token_loss = token_loss * weights
+        metrics["tis"] = total(weights)
+        metrics["tis_clipfrac"] = total(cut)
     if distilled is not None:
         token_loss = token_loss + w_opd * distilled
     pg_loss = total(token_loss)

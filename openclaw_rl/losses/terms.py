@@ -65,6 +65,21 @@ def clipped_surrogate(
     return loss, clipped
 
 
+def truncated_weights(log_ratio: Tensor, high: float, low: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Truncated importance weights `clip(exp(log_ratio), low, high)`, and 1.0 where truncated.
+
+    `log_ratio` is `log pi - log mu` of trainer and engine for the sampled token, without gradient.
+    Truncation bounds the variance at the price of a bias (Ionides 2008, "Truncated importance
+    sampling"); against the mismatch of engine and trainer: Yao et al. 2025, "Your efficient RL
+    framework secretly brings you off-policy RL training". slime's `--use-tis` is the same.
+    """
+    if not 0 <= low <= high:
+        raise ValueError(f"the bounds of importance weights must be 0 <= {low} <= {high}")
+    free = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    weights = free.clamp(low, high)
+    return weights, (weights != free).to(free.dtype)
+
+
 def distillation_advantage(
     teacher: Tensor, student: Tensor, clip: float | None = None
 ) -> tuple[Tensor, Tensor]:

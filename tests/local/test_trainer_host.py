@@ -137,7 +137,7 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
 
         with Running(args) as host:
             policy = journal.endpoint("policy")
-            assert policy.info["weight_version"] == "2" == host.core.version
+            assert policy.info["weight_version"] == "2" == host.serving.core.version
             again = generate(policy.url, prompt, temperature=0.0)
             assert again["output_ids"] == scored["output_ids"]
             torch.testing.assert_close(log_probs(again), log_probs(scored))

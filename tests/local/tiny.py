@@ -136,6 +136,10 @@ class Books:
         self.trained: dict[str, list[str]] = {}
         self.dropped: dict[str, list[str]] = {}
         self.counters: dict[str, int] = {}
+        self.published: dict[str, dict[str, Any]] = {}
+
+    def publish(self, role: str, url: str, info: Any, now: float) -> None:
+        self.published[role] = dict(info)
 
     def lease(self, rollout_id: int, host: str, turn_ids: list[str]) -> None:
         assert (host, rollout_id) not in self.leased

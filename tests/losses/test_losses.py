@@ -367,8 +367,33 @@ def test_baseline_of_the_distillation_term(source, gap):
 
 
 @pytest.mark.parametrize(
+    ("gap", "weight", "cut"), [(0.0, 1.0, 0.0), (math.log(1.5), 1.5, 0.0), (3.0, 2.0, 1.0)]
+)
+def test_truncated_weights_correct_for_an_engine_of_another_make(gap, weight, cut):
+    """`gap`: how much likelier the trainer finds the token than the engine that sampled it."""
+    batch, logits, masks = one_token(advantage=1.0)
+    batch["rollout_log_probs"] = [batch["log_probs"][0] - gap]
+    plain, plain_grad, _ = run(grpo_loss, Namespace(), batch, logits, masks)
+    loss, grad, metrics = run(
+        grpo_loss, Namespace(use_tis=True, tis_clip=2.0), batch, logits, masks
+    )
+    assert loss.item() == pytest.approx(weight * plain.item())
+    torch.testing.assert_close(grad, weight * plain_grad)
+    assert metrics["tis"].item() == pytest.approx(weight)
+    assert metrics["tis_clipfrac"].item() == cut
+
+
+def test_tokens_that_no_engine_sampled_have_a_weight_of_one():
+    batch, logits, masks = one_token(advantage=1.0)
+    batch["rollout_log_probs"] = [torch.tensor([math.nan], dtype=torch.float64)]
+    _, _, metrics = run(grpo_loss, Namespace(use_tis=True), batch, logits, masks)
+    assert metrics["tis"].item() == 1.0
+
+
+@pytest.mark.parametrize(
     ("args", "word"),
     [
+        (Namespace(use_opsm=True), "use_opsm"),
         (Namespace(use_tis=True), "use_tis"),
         (Namespace(get_mismatch_metrics=True), "get_mismatch_metrics"),
         (Namespace(custom_pg_loss_reducer_function_path="x.y"), "reducer"),

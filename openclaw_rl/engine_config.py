@@ -1,0 +1,56 @@
+"""Settings of the engine: the embedded one, or one outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openclaw_rl.setting import setting as _setting
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine that samples: the embedded one, or one at an address."""
+
+    url: str = _setting(
+        "", "address of an engine outside (default: the embedded one)", flag="--engine-url"
+    )
+    kind: str = _setting(
+        "auto",
+        "what is at --engine-url and gets our weights as adapters: vllm or sglang (auto: an engine "
+        "that speaks SGLang's /generate, and whose weights are not ours)",
+        flag="--engine",
+        choices=("auto", "vllm", "sglang"),
+    )
+    command: str = _setting(
+        "",
+        "command line that starts the engine at --engine-url, and is kept up",
+        flag="--engine-cmd",
+    )
+    api_key: str = _setting(
+        "", "key of the engine (environment or file only)", env="ENGINE_API_KEY", secret=True
+    )
+    adapter_dir: str = _setting(
+        "",
+        "folder into which adapters are copied for the engine (default: it reads the checkpoints)",
+        flag="--adapter-dir",
+    )
+    adapter_dir_at_engine: str = _setting(
+        "",
+        "the same folder as the engine sees it (default: under the same path)",
+        flag="--adapter-dir-at-engine",
+    )
+    port: int = _setting(
+        30100, "port of the embedded engine (loopback)", flag="--engine-port", low=0, high=65535
+    )
+    max_streams: int = _setting(24, "sequences decoded together", flag="--max-streams", low=1)
+    kv_tokens: int = _setting(
+        0, "tokens of KV cache in all (0: chosen from the memory)", flag="--kv-tokens", low=0
+    )
+    threads: int = _setting(
+        0, "CPU threads of the engine (0: half of the cores)", flag="--engine-threads", low=0
+    )
+
+    @property
+    def outside(self) -> bool:
+        """Whether our weights are served by an engine outside, as adapters."""
+        return bool(self.url) and self.kind != "auto"

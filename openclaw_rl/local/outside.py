@@ -1,0 +1,235 @@
+"""Serving by an engine outside: each version of the weights is an adapter under a name of its own.
+
+Guarantees: a new version is loaded, then announced (new requests use it), and the old one is
+unloaded when the gateway has gone over and its last request with it has ended: nothing pauses, and
+nothing is aborted. A version that fails to load is logged, counted (`adapter_refused`), told by
+`openclaw-rl status`, and not used. An engine that was away or was started anew gets the present
+version as soon as it answers; training goes on meanwhile.
+
+A name holds the version and a digest of the weights, so equal names are equal weights, whoever
+loaded them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+
+from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.types import Adapter, Engine
+from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
+from openclaw_rl.journal import Journal
+from openclaw_rl.local import checkpoint
+
+log = logging.getLogger("openclaw_rl.host")
+
+_FILES = ("adapter_config.json", checkpoint.ADAPTER)
+_PAUSE = 1.0
+"""Seconds between tries of an engine that does not answer."""
+_LOOK_SECONDS = 2.0
+"""How often the engine is asked what it holds."""
+_PUBLISH_SECONDS = 330.0
+"""A little longer than the engine client waits for an adapter to be loaded."""
+
+Announce = Callable[[str, str, dict[str, Any]], None]
+
+
+class Outside:
+    """See `host.Serving`."""
+
+    def __init__(self, args: Namespace, journal: Journal, announce: Announce) -> None:
+        self._args, self._journal, self._announce_role = args, journal, announce
+        self._engine_url, self._kind = str(args.engine_url), str(args.engine_kind)
+        self._root = Path(args.save).expanduser()
+        copies = getattr(args, "adapter_dir", None)
+        self._copies = Path(copies).expanduser() if copies else None
+        self._at_engine = getattr(args, "adapter_dir_at_engine", None)
+        # Only names of this run are ever unloaded: others may use the engine too.
+        self._prefix = hashlib.sha256(str(self._root.resolve()).encode()).hexdigest()[:6]
+        self._http: aiohttp.ClientSession | None = None
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+        self._info: dict[str, Any] = {}
+        self._version = -1
+        self._refused: set[str] = set()
+        self._away, self._looked = False, 0.0
+        self.current: Adapter | None = None
+        self.url: str | None = None
+
+    async def start(self, version: int) -> None:
+        """Waits for the engine. Raises ConfigError where it does not take the first adapter."""
+        self._loop = asyncio.get_running_loop()
+        self._http = connections(getattr(self._args, "engine_api_key", None))
+        self._engine = open_engine(self._kind, self._engine_url, self._http)
+        while True:
+            try:
+                self._info = await self._engine.model_info()
+                break
+            except EngineUnavailable as error:
+                self._report_away(error)
+            await asyncio.sleep(_PAUSE)
+        self._version = version
+        while not await self._bring(first=True):  # noqa: ASYNC110  (nobody tells us)
+            await asyncio.sleep(_PAUSE)
+        self.url = self._engine_url
+
+    def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        del weights  # the engine reads the checkpoint
+        self._version = version
+        if self._loop is not None and self.url is not None:
+            bringing = asyncio.run_coroutine_threadsafe(self._bring(), self._loop)
+            bringing.result(_PUBLISH_SECONDS)
+
+    async def watch(self) -> None:
+        """Load what should be there and is not, unload what nobody uses any more."""
+        if self._looked + _LOOK_SECONDS <= asyncio.get_running_loop().time():
+            await self._bring()
+            await self._tidy()
+            self._looked = asyncio.get_running_loop().time()
+
+    def busy(self) -> bool:
+        return False  # the engine has a device of its own, or shares it as its user decided
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    # -- event loop --------------------------------------------------------------------------------
+
+    async def _bring(self, first: bool = False) -> bool:
+        """Whether the engine now holds the newest version, or at least one of ours."""
+        assert self._engine is not None
+        async with self._lock:
+            try:
+                held = await self._engine.adapters()
+                newest = await asyncio.to_thread(self._adapter, self._version)
+                if self.current is not None and self.current.name not in held:
+                    log.warning("[host] the engine lost version %s", self.current.version)
+                    self._refused.clear()
+                    if self.current != newest:
+                        await self._load(self.current, held)
+                if newest is not None and newest != self.current:
+                    if newest.name not in self._refused and await self._load(newest, held):
+                        self.current = newest
+                        await asyncio.to_thread(self._announce, None)
+                elif newest is not None and newest.name not in held:
+                    await self._load(newest, held)
+            except EngineUnavailable as error:
+                self._report_away(error)
+                return False
+            except EngineRefused as error:
+                if first:
+                    raise ConfigError(f"--engine-url: {error}") from error
+                log.error("[host] %s", error)
+                return False
+            if self._away:
+                self._away = False
+                log.info("[host] the engine answers")
+            if first and self.current is None:
+                raise ConfigError(
+                    "--engine-url: the engine takes no adapter of ours; see the log above"
+                )
+            return self.current is not None
+
+    async def _load(self, adapter: Adapter, held: frozenset[str]) -> bool:
+        """Whether the engine holds it. A refusal is told once, and not tried again."""
+        assert self._engine is not None
+        if adapter.name in held:
+            return True
+        try:
+            path = await asyncio.to_thread(self._place, adapter)
+            await self._engine.load_adapter(adapter.name, path)
+        except (EngineRefused, OSError) as error:
+            self._refused.add(adapter.name)
+            reason = str(error) if isinstance(error, EngineError) else type(error).__name__
+            log.error("[host] version %s is not served: %s", adapter.version, reason)
+            await asyncio.to_thread(self._journal.count, "adapter_refused")
+            if self.current is not None:
+                await asyncio.to_thread(self._announce, f"version {adapter.version}: {reason}")
+            return False
+        log.info("[host] version %s is at the engine as %s", adapter.version, adapter.name)
+        return True
+
+    async def _tidy(self) -> None:
+        """Unload versions that no request needs: the gateway says which ones it uses."""
+        assert self._engine is not None
+        if self.current is None:
+            return
+        try:
+            held = await self._engine.adapters()
+            old = {n for n in held if n.startswith(f"{self._prefix}-")} - {self.current.name}
+            if not old:
+                return
+            gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
+            about = gateway.info if gateway is not None else {}
+            if about.get("adapter") != self.current.name:
+                return  # it has not gone over yet
+            for name in sorted(old - set(about.get("in_use", ()))):
+                await self._engine.unload_adapter(name)
+                log.info("[host] unloaded %s: its last request has ended", name)
+                if self._copies is not None:
+                    await asyncio.to_thread(shutil.rmtree, self._copies / name, True)
+        except EngineError as error:
+            log.debug("[host] old versions stay for now: %s", error)
+
+    # -- files and words ---------------------------------------------------------------------------
+
+    def _adapter(self, version: int) -> Adapter | None:
+        """The adapter of a checkpoint; None where it is gone (an older one than those kept)."""
+        if self.current is not None and self.current.version == str(version):
+            return self.current
+        try:
+            with (self._folder(version) / checkpoint.ADAPTER).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
+        except OSError:
+            return None
+        return Adapter(f"{self._prefix}-v{version}-{digest}", str(version))
+
+    def _folder(self, version: int) -> Path:
+        return self._root / checkpoint.name_of(version)
+
+    def _place(self, adapter: Adapter) -> str:
+        """Where the engine finds it, copied there if that was asked for."""
+        folder = self._folder(int(adapter.version))
+        shared = self._root
+        if self._copies is not None:
+            shared, target = self._copies, self._copies / adapter.name
+            if not target.is_dir():
+                partial = target.with_name(f".writing-{adapter.name}")
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+                for name in _FILES:
+                    shutil.copyfile(folder / name, partial / name)
+                partial.rename(target)
+            folder = target
+        if self._at_engine is None:
+            return str(folder.resolve())
+        return f"{self._at_engine.rstrip('/')}/{folder.relative_to(shared)}"
+
+    def _announce(self, refused: str | None) -> None:
+        assert self.current is not None
+        info = {"engine": self._kind, **{k: self._info.get(k) for k in _TOLD}}
+        policy = {**info, "weight_version": self.current.version, "adapter": self.current.name}
+        if refused:
+            policy["refused"] = refused
+        self._announce_role("policy", self._engine_url, policy)
+        for role in ("judge", "teacher"):
+            self._announce_role(role, self._engine_url, {**info, "weight_version": "base"})
+
+    def _report_away(self, error: EngineError) -> None:
+        if not self._away:
+            self._away = True
+            log.warning("[host] waiting for the engine at %s: %s", self._engine_url, error)
+
+
+_TOLD = ("model_path", "context_length")

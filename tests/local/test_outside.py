@@ -1,0 +1,228 @@
+"""Weights as adapters at an engine outside: loaded, announced, used, unloaded; nothing pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.types import Adapter, collect
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.journal import Journal
+from openclaw_rl.local import checkpoint, outside
+from openclaw_rl.local.outside import Outside
+from tests.fakes.engine import EOS_ID, FakeEngine
+from tests.fakes.vllm import FakeVLLM
+
+REPLY = [50, 51, 52, 53, EOS_ID]
+
+
+class Stand:
+    """What a trainer does, by hand: `save` a version, then `publish` it."""
+
+    def __init__(self, folder: Path, fake: FakeEngine, **changes: Any) -> None:
+        self.fake = fake
+        self.journal = Journal.open(folder / "journal.db")
+        self.root = folder / "checkpoints"
+        kind = "vllm" if isinstance(fake, FakeVLLM) else "sglang"
+        args = Namespace(engine_url=fake.url, engine_kind=kind, save=str(self.root), **changes)
+        self.serving = Outside(args, self.journal, self._announce)
+
+    def _announce(self, role: str, url: str, info: dict[str, Any]) -> None:
+        self.journal.publish(role, url, info, time.time())
+
+    def save(self, version: int, weights: bytes = b"") -> None:
+        folder = self.root / checkpoint.name_of(version)
+        folder.mkdir(parents=True)
+        (folder / checkpoint.ADAPTER).write_bytes(weights or b"weights %d" % version)
+        (folder / "adapter_config.json").write_text("{}")
+
+    async def publish(self, version: int) -> None:
+        self.save(version)
+        await asyncio.to_thread(self.serving.publish, version, {})
+
+    def policy(self) -> dict[str, Any]:
+        found = self.journal.endpoint("policy")
+        assert found is not None
+        return dict(found.info)
+
+    def gateway_uses(self, adapter: str, in_use: list[str]) -> None:
+        self.journal.publish("gateway", "", {"adapter": adapter, "in_use": in_use}, time.time())
+
+    async def look(self) -> None:
+        self.serving._looked = 0.0
+        await self.serving.watch()
+
+
+Make = Callable[..., Stand]
+
+
+@pytest.fixture(params=["sglang", "vllm"])
+async def fake(request: pytest.FixtureRequest) -> AsyncIterator[FakeEngine]:
+    kinds = {"sglang": FakeEngine, "vllm": FakeVLLM}
+    async with kinds[request.param](default_reply=REPLY) as started:
+        yield started
+
+
+@pytest.fixture
+async def stand(fake: FakeEngine, tmp_path: Path) -> AsyncIterator[Stand]:
+    made = Stand(tmp_path, fake)
+    yield made
+    await made.serving.close()
+    made.journal.close()
+
+
+async def test_a_new_version_is_used_and_the_old_one_goes_with_its_last_request(
+    stand: Stand,
+) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    first = stand.policy()
+    assert (first["weight_version"], [first["adapter"]]) == ("0", list(stand.fake.adapters))
+    await stand.publish(1)
+    second = stand.policy()
+    assert second["weight_version"] == "1"
+    assert list(stand.fake.adapters) == [first["adapter"], second["adapter"]]
+    await stand.look()
+    assert stand.fake.unloaded == [], "the gateway has not gone over"
+    stand.gateway_uses(second["adapter"], [first["adapter"]])
+    await stand.look()
+    assert stand.fake.unloaded == [], "a request with the old one is under way"
+    stand.gateway_uses(second["adapter"], [second["adapter"]])
+    await stand.look()
+    assert stand.fake.unloaded == [first["adapter"]]
+    assert list(stand.fake.adapters) == [second["adapter"]]
+
+
+async def test_adapters_of_others_are_left_alone(stand: Stand) -> None:
+    stand.fake.adapters["theirs"] = "/x"
+    stand.save(0)
+    await stand.serving.start(0)
+    stand.gateway_uses(stand.policy()["adapter"], [])
+    await stand.look()
+    assert "theirs" in stand.fake.adapters
+
+
+async def test_a_version_that_fails_to_load_is_told_and_not_used(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    before = stand.policy()
+    stand.fake.load_error = "rank 64 is greater than max_lora_rank 16"
+    await stand.publish(1)
+    after = stand.policy()
+    assert after["adapter"] == before["adapter"]
+    assert "version 1" in after["refused"]
+    assert "max_lora_rank 16" in after["refused"]
+    assert "version 1 is not served" in caplog.text
+    assert stand.journal.fates().counters["adapter_refused"] == 1
+    await stand.look()
+    assert stand.journal.fates().counters["adapter_refused"] == 1, "told once"
+    await stand.publish(2)
+    assert stand.policy()["weight_version"] == "2"
+    assert "refused" not in stand.policy()
+
+
+async def test_a_first_version_that_fails_to_load_ends_the_start(stand: Stand) -> None:
+    stand.save(0)
+    stand.fake.load_error = "LoRA is not enabled"
+    with pytest.raises(ConfigError, match="takes no adapter"):
+        await stand.serving.start(0)
+    assert stand.journal.endpoint("policy") is None
+
+
+async def test_an_engine_started_anew_gets_the_present_version_back(stand: Stand) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    await stand.publish(1)
+    name = stand.policy()["adapter"]
+    await stand.fake.stop()
+    await stand.look()  # away: nothing is raised
+    await stand.fake.start()
+    assert stand.fake.adapters == {}
+    await stand.look()
+    assert list(stand.fake.adapters) == [name]
+
+
+async def test_training_goes_on_while_the_engine_is_away(stand: Stand) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    await stand.fake.stop()
+    await stand.publish(1)
+    assert stand.policy()["weight_version"] == "0"
+    await stand.fake.start()
+    await stand.look()
+    assert stand.policy()["weight_version"] == "1"
+
+
+async def test_the_start_waits_for_the_engine(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "_PAUSE", 0.01)
+    stand.save(3)
+    await stand.fake.stop()
+    starting = asyncio.create_task(stand.serving.start(3))
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    await stand.fake.start()
+    await asyncio.wait_for(starting, 10)
+    assert stand.policy()["weight_version"] == "3"
+
+
+async def test_adapters_are_copied_to_where_the_engine_sees_them(
+    fake: FakeEngine, tmp_path: Path
+) -> None:
+    copies = tmp_path / "copies"
+    stand = Stand(tmp_path, fake, adapter_dir=str(copies), adapter_dir_at_engine="/mnt/adapters/")
+    stand.save(0, b"abc")
+    await stand.serving.start(0)
+    (name,) = fake.adapters
+    assert fake.adapters[name] == f"/mnt/adapters/{name}"
+    assert (copies / name / checkpoint.ADAPTER).read_bytes() == b"abc"
+    await stand.publish(1)
+    stand.gateway_uses(stand.policy()["adapter"], [])
+    await stand.look()
+    assert [path.name for path in copies.iterdir()] == [stand.policy()["adapter"]]
+    await stand.serving.close()
+    stand.journal.close()
+
+
+async def test_no_reply_fails_or_mixes_versions_while_versions_change(stand: Stand) -> None:
+    """Sixteen streams at a time, six versions, the whole way through the journal."""
+    stand.save(0)
+    await stand.serving.start(0)
+    stand.fake.delay = 0.001
+
+    def present() -> Adapter:
+        about = stand.policy()
+        return Adapter(about["adapter"], about["weight_version"])
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        engine = open_engine(stand.serving._kind, stand.fake.url, http, adapter=present)
+
+        async def talk(n: int) -> list[str]:
+            versions = []
+            for k in range(6):
+                sampling = {"max_new_tokens": 9, "temperature": 1.0}
+                reply = await collect(engine.generate([n, k], sampling, rid=f"r{n:03d}{k:03d}"))
+                assert reply.ids == REPLY
+                assert len(set(reply.versions)) == 1, "no reply is cut by a swap"
+                versions.append(reply.versions[0])
+            return versions
+
+        talks = [asyncio.create_task(talk(n)) for n in range(16)]
+        for version in range(1, 7):
+            await stand.publish(version)
+            stand.gateway_uses(present().name, sorted(engine.in_use))
+            await stand.look()
+        for versions in await asyncio.gather(*talks):
+            assert versions == sorted(versions)
+    assert stand.fake.aborts == []
