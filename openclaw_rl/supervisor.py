@@ -53,21 +53,25 @@ def stop_with_parent() -> None:
 _LEASH = """
 import os, signal, subprocess, sys, threading
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
-def end(number, frame=None):
+def end(number):
     try:
         os.killpg(child.pid, number)
     except ProcessLookupError:
         pass
-def watch():
-    while os.read(0, 4096):
-        pass
+def finish():
     end(signal.SIGTERM)
     try:
         child.wait(10)
     except subprocess.TimeoutExpired:
         end(signal.SIGKILL)
-signal.signal(signal.SIGTERM, end)
-threading.Thread(target=watch, daemon=True).start()
+def watch():
+    while os.read(0, 4096):
+        pass
+    finish()
+def start(job):
+    threading.Thread(target=job, daemon=True).start()
+signal.signal(signal.SIGTERM, lambda *_: start(finish))
+start(watch)
 code = child.wait()
 end(signal.SIGKILL)
 sys.exit(1 if code else 0)

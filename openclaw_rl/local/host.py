@@ -104,7 +104,8 @@ class Host:
         self.journal = Journal.open(args.journal_path)
         self.serving: Serving
         if getattr(args, "engine_url", None):
-            self.serving = Outside(self.args, self.journal, self._announce)
+            context = getattr(args, "context_length", None) or self.loaded.context_length
+            self.serving = Outside(self.args, self.journal, self._announce, int(context))
         else:
             self.serving = Embedded(self.args, self.loaded, half, self._announce)
         self.trainer = Trainer(

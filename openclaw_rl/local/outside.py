@@ -46,8 +46,11 @@ Announce = Callable[[str, str, dict[str, Any]], None]
 class Outside:
     """See `host.Serving`."""
 
-    def __init__(self, args: Namespace, journal: Journal, announce: Announce) -> None:
+    def __init__(
+        self, args: Namespace, journal: Journal, announce: Announce, context_length: int = 0
+    ) -> None:
         self._args, self._journal, self._announce_role = args, journal, announce
+        self._context_length = context_length
         self._engine_url, self._kind = str(args.engine_url), str(args.engine_kind)
         self._root = Path(args.save).expanduser()
         copies = getattr(args, "adapter_dir", None)
@@ -78,6 +81,12 @@ class Outside:
             except EngineUnavailable as error:
                 self._report_away(error)
             await asyncio.sleep(_PAUSE)
+        takes = self._info.get("context_length")
+        if takes and takes < self._context_length:
+            raise ConfigError(
+                f"the engine's context is {takes} tokens, ours {self._context_length}: "
+                f"set --context-length {takes}, or start the engine with more"
+            )
         self._version = version
         while not await self._bring(first=True):  # noqa: ASYNC110  (nobody tells us)
             await asyncio.sleep(_PAUSE)

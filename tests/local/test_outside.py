@@ -139,6 +139,18 @@ async def test_a_first_version_that_fails_to_load_ends_the_start(stand: Stand) -
     assert stand.journal.endpoint("policy") is None
 
 
+async def test_a_smaller_context_at_the_engine_is_said_at_the_start(
+    fake: FakeEngine, tmp_path: Path
+) -> None:
+    stand = Stand(tmp_path, fake)
+    stand.serving._context_length = fake.context_length + 1
+    stand.save(0)
+    with pytest.raises(ConfigError, match=f"set --context-length {fake.context_length}"):
+        await stand.serving.start(0)
+    await stand.serving.close()
+    stand.journal.close()
+
+
 async def test_an_engine_started_anew_gets_the_present_version_back(stand: Stand) -> None:
     stand.save(0)
     await stand.serving.start(0)

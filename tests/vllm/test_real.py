@@ -162,7 +162,7 @@ async def test_adapters_change_under_load_and_no_reply_fails_or_mixes(
         print(f"version {adapter.version} loaded in {time.monotonic() - began:.2f} s")
         old, present = present, [adapter]
         talks = talks or [asyncio.create_task(talk(n)) for n in range(8)]
-        while seen.count(adapter.version) < 8:  # noqa: ASYNC110
+        while seen.count(adapter.version) < 8:
             await asyncio.sleep(0.1)
             await _raise_failed(talks)
         if old and old[0].name not in engine.in_use:
