@@ -43,6 +43,8 @@ class Plan:
     users: int
     folder: Path
     repeats: int
+    up: tuple[str, ...] = ()
+    """More flags of `openclaw-rl up`."""
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -69,6 +71,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2, help="times a held-out question is asked")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the run is kept")
     parser.add_argument("--models", type=Path, default=Path("models"), help="where models are kept")
+    parser.add_argument("--engine-url", help="a vLLM or SGLang that serves, in place of our engine")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), help="which of the two it is")
     parser.add_argument(
         "--at-least",
         type=float,
@@ -93,6 +97,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def engine_flags(options: argparse.Namespace) -> tuple[str, ...]:
+    """Flags for an engine outside; vLLM's log-probs are those at temperature 1."""
+    if not options.engine_url:
+        return ()
+    engine = options.engine or "vllm"
+    temperature = ("--temperature", "1") if engine == "vllm" else ()
+    return ("--engine-url", options.engine_url, "--engine", engine, *temperature)
 
 
 @contextlib.asynccontextmanager
@@ -120,6 +133,7 @@ async def system(plan: Plan, model: Path, port: int) -> AsyncIterator[asyncio.su
         str(port),
         "--engine-port",
         str(free_port()),
+        *plan.up,
     ]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -246,6 +260,7 @@ def main(argv: list[str] | None = None) -> int:
         options.users,
         folder,
         options.repeats,
+        engine_flags(options),
     )
     started = time.monotonic()
     model = fetch_model(options.models, say)

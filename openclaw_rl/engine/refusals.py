@@ -19,6 +19,7 @@ _LIMITS = (
     re.compile(r"context length(?: of| is|\s)*\(?(\d+) ?(?:tokens)?"),
     re.compile(r"maximum allowed length \((\d+) tokens\)"),
     re.compile(r"maximum model length of (\d+)"),
+    re.compile(r"max_model_len=(\d+)"),
     re.compile(r"context (?:holds|window of|length:) (\d+)"),
 )
 _ADAPTER = re.compile(
@@ -26,7 +27,9 @@ _ADAPTER = re.compile(
 )
 _TOTAL = re.compile(r"requested a total of (\d+) tokens")
 _OVERFLOW = re.compile(
-    r"context length|maximum allowed length|maximum model length|prompt is too long|context window",
+    r"context length|maximum allowed length|maximum model length|max_model_len|prompt is too long|"
+    # vLLM cuts max_tokens to what is left of the context, then says this; we never ask for less.
+    r"context window|max_tokens must be at least 1, got 0",
     re.IGNORECASE,
 )
 

@@ -334,6 +334,29 @@ async def test_what_vllm_is_asked(http: aiohttp.ClientSession) -> None:
         assert len(fake.raw) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        (
+            "This model's maximum context length is 2048 tokens. However, your prompt contains "
+            "2058 input tokens, which exceeds this limit even without any output tokens.",
+            2048,
+        ),
+        ("max_tokens=2058 cannot be greater than max_model_len=2048. Please request fewer.", 2048),
+        ("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", None),
+    ],
+)
+async def test_case_03_overflow_in_the_words_of_vllm_0_32(
+    http: aiohttp.ClientSession, words: str, limit: int | None
+) -> None:
+    async with FakeVLLM() as fake:
+        fake.faults.append(Fault(status=400, message=words))
+        with pytest.raises(EngineRefused, match="prompt is too long") as caught:
+            await run(open_engine("vllm", fake.url, http))
+        assert isinstance(caught.value, ContextOverflow) is (limit is not None)
+        assert getattr(caught.value, "limit", None) == limit
+
+
 @pytest.mark.parametrize("bent", [{"temperature": 0.5}, {"frequency_penalty": 0.5}])
 async def test_vllm_gives_no_log_probs_of_another_distribution(
     http: aiohttp.ClientSession, bent: dict[str, Any]
