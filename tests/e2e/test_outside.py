@@ -1,0 +1,62 @@
+"""`openclaw-rl up` beside an engine outside, in real processes; the engine is a fake vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.journal import Journal
+from tests.fakes.model import tiny_model
+from tests.fakes.vllm import FakeVLLM
+
+START_SECONDS = 240
+
+
+async def test_a_reply_comes_from_the_first_adapter(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
+        engine.say("Hello there.")
+        command = (
+            "up", "--model", str(model), "--data", str(tmp_path / "data"), "--port", str(port),
+            "--engine-url", engine.url, "--engine", "vllm", "--train-device", "cpu",
+            "--lora-rank", "4", "--custom-rm-path", "openclaw_rl.rewards.feedback.custom_rm",
+        )  # fmt: skip
+        up = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "openclaw_rl.cli", *command, stdout=asyncio.subprocess.DEVNULL
+        )
+        try:
+            answer = await asyncio.wait_for(_ask(port, up), START_SECONDS)
+        finally:
+            if up.returncode is None:
+                up.send_signal(signal.SIGTERM)
+            assert await up.wait() == 0
+        assert answer["choices"][0]["message"]["content"] == "Hello there."
+        (name,) = engine.adapters
+        assert [body["model"] for body in engine.raw] == [name]
+        assert (Path(engine.adapters[name]) / "adapter_config.json").is_file()
+    with Journal.open(tmp_path / "data" / "journal.db") as journal:
+        turn = journal.turn(answer["id"].removeprefix("chatcmpl-"))
+    assert turn is not None
+    assert set(turn.output_versions) == {"0"}
+
+
+async def _ask(port: int, up: asyncio.subprocess.Process) -> dict:
+    body = {"model": "model", "messages": [{"role": "user", "content": "Hi."}]}
+    async with aiohttp.ClientSession() as http:
+        while True:
+            assert up.returncode is None, "it ended"
+            try:
+                url = f"http://127.0.0.1:{port}/v1/chat/completions"
+                async with http.post(url, json=body) as answer:
+                    return await answer.json()
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.2)
