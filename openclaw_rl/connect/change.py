@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw_rl.connect.json5 import get, parse, remove, set_value
+from openclaw_rl.connect.json5 import append, get, parse, remove, remove_item, set_value
 from openclaw_rl.errors import ConfigError
 
 PROVIDER = "openclaw-rl"
@@ -30,6 +30,9 @@ _PLUGIN: Path = ("plugins", "entries", PROVIDER)
 _PATHS: Path = ("plugins", "load", "paths")
 _ALLOW: Path = ("plugins", "allow")
 _MODEL: Path = ("agents", "defaults", "model")
+
+TOUCHED = (_ENTRY, _PLUGIN, _PATHS, _ALLOW, _MODEL)
+"""Everything that connecting changes lies below these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +95,17 @@ def connected(
     changes: list[tuple[Path, Any]] = [
         (_ENTRY, provider_entry(served, release)),
         (_PLUGIN, plugin_entry(release)),
-        (_PATHS, _with(_texts(config, _PATHS), plugin_dir)),
     ]
-    if _texts(config, _ALLOW):  # a list is exclusive; we make none where there is none
-        changes.append((_ALLOW, _with(_texts(config, _ALLOW), PROVIDER)))
     if default:
         plain = isinstance(get(config, _MODEL), str)
         changes.append((_MODEL if plain else (*_MODEL, "primary"), f"{PROVIDER}/{served.model}"))
     for path, value in changes:
         text = set_value(text, path, value)
+    if plugin_dir not in _texts(config, _PATHS):
+        text = append(text, _PATHS, plugin_dir)
+    allowed = _texts(config, _ALLOW)
+    if allowed and PROVIDER not in allowed:  # a list is exclusive; none is made where there is none
+        text = append(text, _ALLOW, PROVIDER)
     return text
 
 
@@ -111,15 +116,15 @@ def disconnected(text: str, before: Any, plugin_dir: str) -> str:
     for path in (_ENTRY, _PLUGIN):
         text = _pruned(remove(text, path), path[:-1], before)
     for path, ours in ((_PATHS, plugin_dir), (_ALLOW, PROVIDER)):
-        now = _texts(config, path)
-        if ours in now and ours not in _texts(before, path):
-            text = set_value(text, path, [one for one in now if one != ours])
-            text = _pruned(text, path, before)
+        if ours in _texts(config, path) and ours not in _texts(before, path):
+            text = _pruned(remove_item(text, path, ours), path, before)
     model = get(config, _MODEL)
     path = _MODEL if isinstance(model, str) else (*_MODEL, "primary")
     if str(get(config, path)).startswith(f"{PROVIDER}/"):
         old = get(before, path)
-        if old is not None:
+        # A backup that names our model already (its provider was gone, the default stayed): no
+        # entry would be left for it.
+        if old is not None and not str(old).startswith(f"{PROVIDER}/"):
             text = set_value(text, path, old)
         else:
             text = _pruned(remove(text, path), path[:-1], before)
@@ -129,10 +134,6 @@ def disconnected(text: str, before: Any, plugin_dir: str) -> str:
 def _texts(config: Any, path: Sequence[str]) -> list[str]:
     value = get(config, path)
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def _with(items: list[str], one: str) -> list[str]:
-    return items if one in items else [*items, one]
 
 
 def _pruned(text: str, path: Path, before: Any) -> str:

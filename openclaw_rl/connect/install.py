@@ -2,7 +2,7 @@
 
 Guarantees: nothing is written before `Change.apply`; the configuration as it was before the first
 connection is kept beside it (`openclaw.json.before-openclaw-rl`); the new one replaces the old in
-one step and keeps its mode; what is shown contains no key.
+one step and keeps its mode; what is shown contains no key, and no text of other entries at all.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from pathlib import Path
 
 import openclaw_rl
 from openclaw_rl.connect import change
-from openclaw_rl.connect.json5 import get, parse
+from openclaw_rl.connect.json5 import get, parse, strings
 from openclaw_rl.connect.openclaw import OpenClaw
 from openclaw_rl.errors import ConfigError
 
-_SECRET = re.compile(
-    r"""((?:["']?)\w*(?:key|token|secret|password|authorization)\w*["']?\s*:\s*)"""
-    r"""("[^"]*"|'[^']*')""",
+_SECRET = re.compile(r"key|token|secret|pass|auth|cookie|credential|headers", re.I)
+"""Names of what is not shown even of our own entry: a person may have added to it."""
+_COMMENT = re.compile(
+    r"""(["']?\w*(?:key|token|secret|password|authorization)\w*["']?\s*:\s*)("[^"]*"|'[^']*')""",
     re.I,
 )
+_HIDDEN = '"•••"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,22 @@ def plan_connect(openclaw: OpenClaw, served: change.Served, *, default: bool = T
 def plan_undo(openclaw: OpenClaw) -> Change:
     """Take back what was connected; changes that others made meanwhile stay."""
     backup = backup_path(openclaw)
-    before = {}
+    old = ""
     if backup.exists():
-        before = parse(backup.read_text("utf-8") or "{}").value
+        try:
+            old = backup.read_bytes().decode("utf-8")
+            before = parse(old if old.strip() else "{}").value
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {backup}: {type(error).__name__}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{backup} is {error}") from None
+    else:
+        before = {}
     text = openclaw.text
     if text.strip():
         text = change.disconnected(text, before, str(plugin_dir(openclaw)))
+        if old.strip() and _same_but_spaces(text, old):
+            text = old  # nobody changed anything since: byte for byte what it was
     return Change(openclaw, text, None, keep_backup=False)
 
 
@@ -166,5 +178,18 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         raise
 
 
+def _same_but_spaces(text: str, other: str) -> bool:
+    """Whether they differ in nothing but white space between words, and commas before a close."""
+    bare = [re.sub(r",(?=[}\]])", "", re.sub(r"\s", "", one)) for one in (text, other)]
+    return bare[0] == bare[1] and parse(text).value == parse(other).value
+
+
 def _masked(text: str) -> str:
-    return _SECRET.sub(r'\1"•••"', text)
+    """`text` for people: of its strings only those that connecting is about, and no key."""
+    if not text.strip():
+        return text
+    for path, node in sorted(strings(parse(text)), key=lambda one: -one[1].start):
+        ours = next((one for one in change.TOUCHED if path[: len(one)] == one), None)
+        if ours is None or any(map(_SECRET.search, path[len(ours) :])):
+            text = text[: node.start] + _HIDDEN + text[node.end :]
+    return _COMMENT.sub(rf"\1{_HIDDEN}", text)

@@ -1,6 +1,6 @@
 """JSON5 that is read with positions, so that a value can be set without touching the rest.
 
-Guarantees: `set_value` and `remove` change nothing but the named member and the comma it needs;
+Guarantees: what sets or removes a member or an item changes nothing but it and the comma it needs;
 comments, order, quotes and spacing of everything else stay, byte for byte.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,12 +29,14 @@ _DEEPEST = 100
 @dataclass(slots=True)
 class Node:
     """A value and where it stands: `text[start:end]`. Objects have `members` by name, each with
-    the place where its name starts."""
+    the place where its name starts. `parts` are all members (also those that a later one of the
+    same name hides) and all items (whose name is "")."""
 
     value: Any
     start: int
     end: int
     members: dict[str, tuple[int, Node]] = field(default_factory=dict)
+    parts: list[tuple[str, Node]] = field(default_factory=list)
 
 
 def parse(text: str) -> Node:
@@ -54,6 +56,47 @@ def get(value: Any, path: Sequence[str], default: Any = None) -> Any:
     return value
 
 
+def strings(node: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """All texts in `node` with their paths."""
+    if isinstance(node.value, str):
+        yield path, node
+    for name, part in node.parts:
+        yield from strings(part, (*path, name) if name else path)
+
+
+def append(text: str, path: Sequence[str], item: Any) -> str:
+    """`text` with `item` at the end of the list at `path`, which is made where there is none."""
+    node = _at(text, path)
+    if node is None or not node.parts:
+        return set_value(text, path, [item])
+    last = node.parts[-1][1]
+    space = _own_line(text, last.start)
+    gap = " " if space is None else _newline(text) + space
+    return f"{text[: last.end]},{gap}{json.dumps(item, ensure_ascii=False)}{text[last.end :]}"
+
+
+def remove_item(text: str, path: Sequence[str], item: Any) -> str:
+    """`text` without `item` in the list at `path`; unchanged where it is not in it."""
+    node = _at(text, path)
+    items = [] if node is None else [part for _, part in node.parts]
+    at = next((i for i, one in enumerate(items) if one.value == item), None)
+    if at is None:
+        return text
+    gone = items[at]
+    if at > 0 and not text[items[at - 1].end : gone.start].replace(",", "", 1).strip():
+        return text[: items[at - 1].end] + text[gone.end :]
+    return text[: gone.start] + text[_comma(text, gone.end) or gone.end :].lstrip(" ")
+
+
+def _at(text: str, path: Sequence[str]) -> Node | None:
+    node = parse(text)
+    for name in path:
+        if name not in node.members:
+            return None
+        node = node.members[name][1]
+    return node
+
+
 def set_value(text: str, path: Sequence[str], value: Any) -> str:
     """`text` with `value` at `path`; missing objects on the way are made."""
     node, depth = parse(text), 0
@@ -62,7 +105,8 @@ def set_value(text: str, path: Sequence[str], value: Any) -> str:
     if depth == len(path):
         if json.dumps(node.value) == json.dumps(value):  # not `==`: True is not 1 here
             return text
-        return text[: node.start] + _dump(value, _indent(text, node.start)) + text[node.end :]
+        dumped = _dump(value, _newline(text) + _indent(text, node.start))
+        return text[: node.start] + dumped + text[node.end :]
     if not isinstance(node.value, dict):
         raise ConfigError(f"{'.'.join(path[:depth]) or 'the whole'} is not an object")
     for name in reversed(path[depth + 1 :]):
@@ -74,8 +118,9 @@ def set_value(text: str, path: Sequence[str], value: Any) -> str:
         inner = _own_line(text, start) or inner
         begun, comma = text[: last.end], "" if _comma(text, last.end) else ","
     between = text[len(begun) : close].rstrip(" \t\r\n")
-    member = f"{inner}{json.dumps(path[depth])}: {_dump(value, inner)}"
-    return f"{begun}{comma}{between}\n{member}\n{outer}{text[close:]}"
+    line = _newline(text)
+    member = f"{inner}{json.dumps(path[depth])}: {_dump(value, line + inner)}"
+    return f"{begun}{comma}{between}{line}{member}{line}{outer}{text[close:]}"
 
 
 def remove(text: str, path: Sequence[str]) -> str:
@@ -117,8 +162,13 @@ def _own_line(text: str, at: int) -> str | None:
     return space if space and not space.strip(" \t") else None
 
 
-def _dump(value: Any, indent: str) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + indent)
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _dump(value: Any, line: str) -> str:
+    """`value` over several lines; `line` begins each of them but the first."""
+    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", line)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -170,6 +220,7 @@ def _object(text: str, at: int, depth: int) -> tuple[Node, int]:
         member, at = _value(text, _gap(text, at + 1), depth + 1)
         node.members.pop(name, None)  # the last one counts, and stands where it stands
         node.members[name] = (start, member)
+        node.parts.append((name, member))
         node.value[name] = member.value
         at = _next(text, at, "}")
     node.end = at + 1
@@ -181,6 +232,7 @@ def _array(text: str, at: int, depth: int) -> tuple[Node, int]:
     at = _gap(text, at + 1)
     while text[at : at + 1] != "]":
         item, at = _value(text, at, depth + 1)
+        node.parts.append(("", item))
         node.value.append(item.value)
         at = _next(text, at, "]")
     node.end = at + 1

@@ -42,7 +42,7 @@ class OpenClaw:
         text = ""
         if path.exists():
             try:
-                text = path.read_text("utf-8")
+                text = path.read_bytes().decode("utf-8")  # line ends stay as they are
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"cannot read {path}: {type(error).__name__}") from error
         try:
@@ -71,11 +71,12 @@ class OpenClaw:
 def _home(environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME", "").strip() or str(Path.home())
     given = environ.get("OPENCLAW_HOME", "").strip()
-    return Path(re.sub(r"^~(?=$|/)", home, given) if given else home)
+    return Path(re.sub(r"^~(?=$|/)", lambda _: home, given) if given else home)
 
 
 def _expand(path: str, environ: Mapping[str, str]) -> Path:
-    return Path(re.sub(r"^~(?=$|/)", str(_home(environ)), path)).absolute()
+    home = str(_home(environ))
+    return Path(re.sub(r"^~(?=$|/)", lambda _: home, path)).absolute()
 
 
 def _state_dir(environ: Mapping[str, str]) -> Path:

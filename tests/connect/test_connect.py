@@ -211,3 +211,86 @@ def test_the_version_is_that_of_the_command_then_that_of_the_file(tmp_path):
     (state / "openclaw.json").write_text("{}")
     with pytest.raises(ConfigError, match="--openclaw-version"):
         _ = OpenClaw.find({**environ, "PATH": ""}).release
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{\r\n  "a": 1, // Windows\r\n  "b": 2\r\n}\r\n',
+        '\ufeff{"a":1}\n',
+        '{plugins: {load: {paths: [\n  "/mine", // not yours\n],},},}\n',
+        '{\n  plugins: {\n    allow: [ "x", /* y */ "z", ],\n  },\n}\n',
+        '{"plugins":{"load":{"paths":[1,"x"]}},"models":{"providers":{}}}',
+    ],
+)
+def test_undo_gives_an_untouched_file_back_byte_for_byte(tmp_path, text):
+    openclaw = found(tmp_path, "", version="2026.9.6")
+    openclaw.config_path.write_bytes(text.encode())
+    openclaw = again(openclaw)
+    plan_connect(openclaw, SERVED).apply()
+    connected = openclaw.config_path.read_bytes().decode()
+    for words in ("// Windows\r\n", "// not yours\n", "/* y */"):
+        assert (words in connected) == (words in text)
+    assert "\r" not in connected.replace("\r\n", "")
+    assert ("\r\n" in connected) == ("\n" not in connected.replace("\r\n", ""))
+    assert plan_connect(again(openclaw), SERVED).empty
+    assert backup_path(openclaw).read_bytes() == text.encode()
+    plan_undo(again(openclaw)).apply()
+    assert openclaw.config_path.read_bytes() == text.encode()
+
+
+def test_a_comment_made_since_stays_at_the_undo(tmp_path):
+    openclaw = found(tmp_path)
+    plan_connect(openclaw, SERVED).apply()
+    mine = again(openclaw)
+    mine.config_path.write_text("// since then\n" + mine.text)
+    plan_undo(again(openclaw)).apply()
+    assert openclaw.config_path.read_text().startswith("// since then\n")
+    assert again(openclaw).config == parse(EXISTING).value
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        '{"apiKeys":["SECRET1","SECRET2"]}',
+        r'{"apiKey":"ab\"SECRET"}',
+        '{"apiKey":/*x*/"SECRET"}',
+        '{"apiKey":"x",/* apiKey: "SECRET" */}',
+        '{"baseUrl":"http://u:SECRET@h/"}',
+        '{"headers":{"X":"SECRET"}}',
+        '{"pass":"SECRET"}',
+        '{"apiKey":"SECRET","apiKey":"x"}',
+    ],
+)
+def test_no_text_of_another_provider_is_shown(tmp_path, provider):
+    openclaw = found(tmp_path, f'{{"models":{{"providers":{{"o":{provider}}}}}}}', "2026.9.6")
+    assert "SECRET" not in plan_connect(openclaw, SERVED).shown()
+    plan_connect(openclaw, SERVED).apply()
+    shown = plan_undo(again(openclaw)).shown()
+    assert shown
+    assert "secret" not in shown.lower()
+
+
+def test_a_backup_that_holds_nothing_or_cannot_be_read(tmp_path):
+    openclaw = found(tmp_path, "\n", "2026.9.6")
+    plan_connect(openclaw, SERVED).apply()
+    plan_undo(again(openclaw)).apply()
+    assert again(openclaw).config == {}
+    plan_connect(again(openclaw), SERVED).apply()
+    for content in (b"\xff", b"{"):
+        backup_path(openclaw).write_bytes(content)
+        with pytest.raises(ConfigError, match="before-openclaw-rl"):
+            plan_undo(again(openclaw))
+
+
+def test_a_default_model_that_was_ours_without_a_provider_does_not_outlive_the_undo(tmp_path):
+    text = '{"agents":{"defaults":{"model":{"primary":"openclaw-rl/old"}}}}'
+    openclaw = found(tmp_path, text, "2026.9.6")
+    plan_connect(openclaw, SERVED).apply()
+    plan_undo(again(openclaw)).apply()
+    assert "openclaw-rl" not in openclaw.config_path.read_text()
+
+
+def test_a_home_with_a_backslash(tmp_path):
+    environ = {"OPENCLAW_HOME": "~/x", "OPENCLAW_STATE_DIR": "~/y", "HOME": f"{tmp_path}/a\\1"}
+    assert OpenClaw.find(environ).state_dir == tmp_path / "a\\1" / "x" / "y"

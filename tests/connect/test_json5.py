@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.connect.json5 import get, parse, remove, set_value
+from openclaw_rl.connect.json5 import append, get, parse, remove, remove_item, set_value
 from openclaw_rl.errors import ConfigError
 
 COMMENTED = """\
@@ -117,3 +117,24 @@ def test_get_stops_where_there_is_nothing():
     assert get({"a": {"b": 1}}, ("a", "b")) == 1
     assert get({"a": [1]}, ("a", "b"), 7) == 7
     assert get(None, ("a",)) is None
+
+
+@given(st.lists(st.text(max_size=3), max_size=4), st.text(max_size=3), st.booleans())
+def test_an_item_that_is_appended_and_removed_leaves_the_list_as_it_was(items, item, lines):
+    text = json.dumps({"a": {"list": items}}, indent=2 if lines else None)
+    path = ("a", "list")
+    longer = append(text, path, item)
+    assert get(parse(longer).value, path) == [*items, item]
+    if item not in items:
+        assert parse(remove_item(longer, path, item)).value == parse(text).value
+        if items:
+            assert remove_item(longer, path, item) == text
+
+
+def test_comments_beside_a_removed_item_stay():
+    text = '{a: ["x", // one\n  "y", // two\n  "z"]}'
+    for item in "xyz":
+        without = remove_item(text, ("a",), item)
+        assert parse(without).value == {"a": [one for one in "xyz" if one != item]}
+        assert "// one" in without
+        assert "// two" in without
