@@ -51,7 +51,7 @@ def read(path: Path) -> Iterator[Conversation]:
         for number, line in lines:
             if not isinstance(line, dict):
                 raise ReplayError(f"{path}:{number}: an entry of a session must be an object")
-        yield from openclaw.conversations([line for _, line in lines], f"{path}:1")
+        yield from _session([line for _, line in lines], f"{path}:1")
     elif isinstance(first, dict) and "role" in first:
         yield from _by_message(path, lines)
     else:
@@ -61,7 +61,11 @@ def read(path: Path) -> Iterator[Conversation]:
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        # The last line may be torn within a character.
+        text = data[:whole].decode("utf-8-sig")
+        text += data[whole:].decode("utf-8-sig", "replace" if whole else "strict")
     except UnicodeDecodeError as error:
         raise ReplayError(f"{path}: is no UTF-8 text ({error.reason})") from error
     except OSError as error:
@@ -71,12 +75,35 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
+            yield number, _loads(line)
         except (ValueError, RecursionError) as error:
             if number == len(lines) and number > 1:
                 return  # without its line break: still being written, or torn by a crash
-            what = getattr(error, "msg", "nested too deeply")
+            words = (
+                "nested too deeply" if isinstance(error, RecursionError) else "a number too long"
+            )
+            what = getattr(error, "msg", words)
             raise ReplayError(f"{path}:{number}: is no JSON: {what}") from None
+
+
+def _session(entries: Sequence[Any], where: str) -> list[Conversation]:
+    """One of OpenClaw's sessions, whose fields may hold anything."""
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise ReplayError(f"{where}: an entry of a session must be an object")
+    try:
+        return openclaw.conversations(entries, where)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise ReplayError(
+            f"{where}: is no session as OpenClaw writes it ({type(error).__name__})"
+        ) from None
+
+
+def _loads(text: str) -> Any:
+    value = json.loads(text)
+    if "\\ud" in text.lower():  # half a character (JavaScript cuts texts so): a mark in its place
+        text = json.dumps(value, ensure_ascii=False)
+        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    return value
 
 
 def _conversation(path: Path, number: int, line: Any) -> Conversation:
@@ -143,4 +170,8 @@ def _read_sqlite(path: Path) -> Iterator[Conversation]:
         if any(event is None for _, _, event in own):  # zstd, which Python reads from 3.14 on
             yield Conversation(where=where, messages=(), left_out={"compressed_session": 1})
             continue
-        yield from openclaw.conversations([json.loads(event) for _, _, event in own], where)
+        try:
+            entries = [_loads(event) for _, _, event in own]
+        except (AttributeError, TypeError, ValueError, RecursionError):
+            raise ReplayError(f"{where}: an event is no JSON") from None
+        yield from _session(entries, where)

@@ -176,3 +176,61 @@ def test_a_missing_path_and_an_empty_folder(tmp_path):
     with pytest.raises(ReplayError, match="no such file"):
         find(tmp_path / "x")
     assert find(tmp_path) == []
+
+
+HEADER = {"type": "session", "id": "s"}
+
+
+def entry_of(content, role="user"):
+    return {"type": "message", "id": "1", "message": {"role": role, "content": content}}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        entry_of(["x"]),
+        entry_of(["x"], "assistant"),
+        entry_of(5, "assistant"),
+        entry_of([{"type": "text", "text": 5}]),
+        entry_of([{"type": "thinking", "thinking": [1]}], "assistant"),
+        {**entry_of("x"), "parentId": [1]},
+        {"type": "leaf", "id": "2", "targetId": {"a": 1}},
+    ],
+)
+def test_a_session_with_fields_of_other_kinds_is_refused_by_name(tmp_path, entry):
+    path = tmp_path / "s.jsonl"
+    path.write_text(f"{json.dumps(HEADER)}\n{json.dumps(entry)}\n")
+    with pytest.raises(ReplayError, match=r"s\.jsonl:1: is no session"):
+        list(read(path))
+
+
+@pytest.mark.parametrize("event", ["{", "[1]", 5, b"\xff\xfe", "[" * 100_000])
+def test_an_event_that_is_none_is_refused_by_name(tmp_path, event):
+    path = tmp_path / "openclaw-agent.sqlite"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE transcript_events (session_id, seq, event_json)")
+    db.execute("INSERT INTO transcript_events VALUES ('s', 1, ?)", (event,))
+    db.commit()
+    db.close()
+    with pytest.raises(ReplayError, match="sqlite:s: an e"):
+        list(read(path))
+
+
+def test_a_last_line_torn_within_a_character_is_left_and_others_are_not(tmp_path):
+    path = tmp_path / "talk.jsonl"
+    line = json.dumps([{"role": "user", "content": "x"}]).encode() + b"\n"
+    path.write_bytes(b"\xef\xbb\xbf" + line + line + b'[{"role":"user","content":"\xc3')
+    assert len(list(read(path))) == 2
+    path.write_bytes(b'[{"role":"user","content":"\xc3"}]\n' + line)
+    with pytest.raises(ReplayError, match="no UTF-8"):
+        list(read(path))
+
+
+@pytest.mark.parametrize("first", ['{"type":"session","id":"s"}\n', ""])
+def test_half_characters_are_made_whole(tmp_path, first):
+    path = tmp_path / "talk.jsonl"
+    message = r'{"role":"user","content":"a\ud83d"}'
+    entry = f'{{"type":"message","id":"1","message":{message}}}' if first else message
+    path.write_text(first + entry + "\n")
+    (talk,) = read(path)
+    assert talk.messages[0]["content"] == "a\N{REPLACEMENT CHARACTER}"
