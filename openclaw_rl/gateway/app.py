@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from openclaw_rl import __version__
-from openclaw_rl.gateway.auth import Auth, Caller
+from openclaw_rl.gateway.auth import Auth, Caller, from_a_website
 from openclaw_rl.gateway.core import ClientGone
 from openclaw_rl.gateway.failures import error_response, http_log, to_wire
 from openclaw_rl.gateway.feedback import parse_feedback
@@ -154,6 +154,12 @@ async def _check_key(request: web.Request, handler: Handler) -> web.StreamRespon
         if request.path not in OPEN_ROUTES:
             raise unauthorized()
         caller = Caller("")
+    elif not request.app[SETTINGS].api_key and from_a_website(request.headers):
+        raise WireError(
+            403,
+            "web pages may not speak to a gateway without a key: set OPENCLAW_RL_API_KEY",
+            code="origin_refused",
+        )
     request[CALLER] = caller
     return await handler(request)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,28 @@ class Auth:
             if right and (not rest or rest.startswith(b":")):
                 return Caller(_owner(key), _session(rest[1:]))
         return None
+
+
+def from_a_website(headers: Mapping[str, str]) -> bool:
+    """Whether a page of another machine's sends this, through the browser of somebody here.
+
+    A browser sends a plain POST to any address, and names the page in `Origin`. Where no key is
+    wanted, every page that is open would be a client whose words are learnt from.
+    """
+    origin = headers.get("Origin")
+    if origin is None:
+        return False
+    try:
+        place = urlsplit(origin)
+        host = place.hostname or ""
+    except ValueError:
+        return True
+    if place.scheme not in ("http", "https"):  # an app's own pages; "null" may be anybody's
+        return not place.scheme
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost" and not host.endswith(".localhost")
 
 
 def _tokens(headers: Mapping[str, str]) -> list[bytes]:
