@@ -18,7 +18,7 @@ from typing import Any
 
 from openclaw_rl.engine.fastjson import loads
 from openclaw_rl.engine.refusals import reason_of, refusal
-from openclaw_rl.engine.scores import POSITIVE, read_top
+from openclaw_rl.engine.scores import POSITIVE, are_ids, read_top
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.errors import EngineError, EngineUnavailable
 
@@ -68,6 +68,8 @@ class ReplyReader:
             ids, entries = self._cut(event, payload)
             if self._top:
                 tops = self._cut_top(event["meta_info"], len(ids))
+        if not are_ids(ids):
+            raise EngineError("the engine sent what is no token id")
         meta = event["meta_info"]
         finish = self._finish(meta)
         if not self._fixed and meta.get("weight_version") is not None:

@@ -14,6 +14,8 @@ from openclaw_rl.engine.fastjson import loads
 from openclaw_rl.engine.types import Candidates, Scores
 from openclaw_rl.errors import EngineError
 
+IDS = range(2**31)
+"""What can be a token id: journals keep 32 bits."""
 POSITIVE = 1e-3
 """A log-prob may exceed 0 by rounding, not by more."""
 
@@ -55,13 +57,23 @@ def read_scores(data: bytes, ids: Sequence[int], start: int, top: int) -> Scores
     raise EngineError("the engine's scores do not line up with the ids asked for")
 
 
+def are_ids(values: Sequence[Any]) -> bool:
+    """Whether all `values` can be token ids."""
+    return all(type(value) is int and value in IDS for value in values)
+
+
 def read_top(entries: Any, count: int) -> list[Candidates] | None:
     """`count` lists of `[log-prob, id, text]` as pairs, likeliest first; None where they are not
-    that. A token of probability 0 (no finite log-prob) is left out of its list."""
+    that, or one holds what is no token id or an id twice. A token of probability 0 (no finite
+    log-prob) is left out of its list."""
     if not isinstance(entries, list) or len(entries) != count:
         return None
     try:
-        lists = [[(float(pair[0]), int(pair[1])) for pair in one] for one in entries]
+        lists = [[(float(pair[0]), pair[1]) for pair in one] for one in entries]
+        if not all(are_ids([token for _, token in one]) for one in lists):
+            return None
+        if any(len({token for _, token in one}) < len(one) for one in lists):
+            return None
     except (TypeError, ValueError, IndexError):
         return None
     if any(value > POSITIVE for one in lists for value, _ in one):

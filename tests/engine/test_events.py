@@ -121,10 +121,12 @@ def test_only_the_tail_of_a_cumulative_event_is_parsed(
         parsed.clear()
         tokens = list(range(total))
         entries = [entry(token, token) for token in tokens]
-        more = {"output_top_logprobs": [[one] * 2 for one in entries]} if top else {}
+        tops = [[one, [one[0], one[1] + 1000, None]] for one in entries]
+        more = {"output_top_logprobs": tops} if top else {}
         delta = reader.read(event(tokens, entries, total, **more))
         assert delta.ids == [total - 1]
-        assert delta.top == ([[(-0.25 * total, total - 1)] * 2] if top else None)
+        likeliest = [(-0.25 * total, total - 1), (-0.25 * total, total + 999)]
+        assert delta.top == ([likeliest] if top else None)
         sizes.append(sum(parsed))
     assert max(sizes) < 2 * events._SHORT
     assert max(sizes[100:]) < 300, "the cost of an event does not grow with the reply"
@@ -284,3 +286,24 @@ def test_validation_errors_do_not_echo_the_request() -> None:
     reason = reason_of(json.dumps(body).encode())
     assert reason == "body.input_ids: int_type"
     assert reason_of(b"<html>") == "no reason given"
+
+
+@pytest.mark.parametrize("token", [-1, 2**31, 2**40, "a", None, 1.5, True, [1]])
+def test_what_is_no_token_id_ends_the_reply(token: object) -> None:
+    meta = {"completion_tokens": 1, "finish_reason": None}
+    payload = json.dumps({"output_ids": [token], "meta_info": meta}).encode()
+    with pytest.raises(EngineError, match="no token id"):
+        ReplyReader(1).read(payload)
+
+
+@pytest.mark.parametrize("ids", [[-7, 1], [7, 7], [7, 2**31], [7, 1.0], [7, "1"]])
+def test_candidates_that_cannot_be_are_none(ids: list[object]) -> None:
+    meta = {
+        "completion_tokens": 1,
+        "finish_reason": None,
+        "output_token_logprobs": [[-0.1, 7, None]],
+        "output_top_logprobs": [[[-0.1, one, None] for one in ids]],
+    }
+    payload = json.dumps({"output_ids": [7], "meta_info": meta}).encode()
+    delta = ReplyReader(1, top=True).read(payload)
+    assert (delta.ids, delta.logprobs, delta.top) == ([7], [-0.1], None)
