@@ -7,6 +7,7 @@ needs what an earlier one did not find says nothing.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -108,10 +109,11 @@ def gpu_shares(environ: Mapping[str, str]) -> Iterator[Finding]:
     counts: dict[str, int] = {}
     for name in _GPUS:
         value = environ.get(name, "")
-        if value.isdecimal():
+        if re.fullmatch("[0-9]{1,18}", value):
             counts[name] = int(value)
         elif value:
-            yield Finding("fail", "gpus", f"{name}={value!r} is no number", f"set {name} to one")
+            words = f"{name}={value[:40]!r} is no number"
+            yield Finding("fail", "gpus", words, f"set {name} to one")
     if not counts:
         return
     roles = ("prm", "judge", "teacher")

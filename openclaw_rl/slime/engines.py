@@ -15,6 +15,9 @@ from openclaw_rl.errors import ConfigError
 
 POLICY = "policy"
 
+MOST = 100_000
+"""GPUs in a cluster; more is a slip of the hand, and engines are looked at one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
@@ -75,6 +78,11 @@ def split(
     Raises `ConfigError` where they do not fit.
     """
     total = nodes * gpus_per_node
+    if not 1 <= total <= MOST or policy_per_engine < 1:
+        raise ConfigError(
+            f"NUM_GPUS={gpus_per_node}, NUM_NODES={nodes} and "
+            f"ROLLOUT_GPUS_PER_ENGINE={policy_per_engine} are no cluster of 1 to {MOST} GPUs"
+        )
     actor = actor_gpus or (total - rollout_gpus if rollout_gpus else total // 2)
     rollout = rollout_gpus or total - actor
     have = f"NUM_GPUS={gpus_per_node}" + (f" on each of NUM_NODES={nodes}" if nodes > 1 else "")

@@ -8,6 +8,7 @@ these rules do not describe in full is refused with its reason, never guessed at
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,11 @@ def model_args(config: JsonConfig) -> list[str]:
             "set MODEL_ARGS_FILE to a script with MODEL_ARGS, such as slime's scripts/models/*.sh"
         )
     text = config.get("text_config") or config
-    missing = [name for name in _NEEDED if not isinstance(text.get(name), int | float)]
+    if not isinstance(text, dict):
+        raise ConfigError("config.json: text_config is no object")
+    missing = [name for name in _NEEDED if not _is_number(text.get(name))]
     if missing:
-        raise ConfigError(f"config.json has no {', '.join(missing)}")
+        raise ConfigError(f"config.json has no {', '.join(missing)} (a number above 0)")
     if text.get("hidden_act", "silu") != "silu":
         raise ConfigError(
             f"hidden_act {text['hidden_act']!r} is not the gated SiLU of these models"
@@ -106,7 +109,7 @@ def _llama(text: JsonConfig, config: JsonConfig) -> list[str]:
         *_common(text, config),
         "--use-rotary-position-embeddings",
         *("--kv-channels", _number(_head_dim(text))),
-        *("--max-position-embeddings", _number(text["max_position_embeddings"])),
+        *("--max-position-embeddings", _number(_given(text, "max_position_embeddings"))),
     ]
     rope = _rope(text)
     if rope["rope_type"] == "llama3":
@@ -115,7 +118,11 @@ def _llama(text: JsonConfig, config: JsonConfig) -> list[str]:
         fixed["original_max_position_embeddings"] = 8192
         if any(rope.get(name, value) != value for name, value in fixed.items()):
             raise ConfigError(f"Megatron's rope scaling has {fixed} built in, this model another")
-        flags += ["--use-rope-scaling", "--rotary-scaling-factor", _number(float(rope["factor"]))]
+        flags += [
+            "--use-rope-scaling",
+            "--rotary-scaling-factor",
+            _number(float(_given(rope, "factor"))),
+        ]
     else:
         _no_scaling(text)
     return flags
@@ -133,7 +140,7 @@ def _qwen3_5(text: JsonConfig, config: JsonConfig) -> list[str]:
         *("--use-gated-attention", "--attention-output-gate"),
         *("--kv-channels", _number(_head_dim(text))),
         *("--position-embedding-type", "rope"),
-        *("--rotary-percent", _number(_rope(text).get("partial_rotary_factor", 0.25))),
+        *("--rotary-percent", _number(_given(_rope(text), "partial_rotary_factor", 0.25))),
     ]
 
 
@@ -149,11 +156,13 @@ _KINDS: Mapping[str, Callable[[JsonConfig, JsonConfig], list[str]]] = {
 def _rope(text: JsonConfig) -> dict[str, Any]:
     """Base, type and scaling of the rotary embedding, in the older or the newer form of
     `config.json` (`rope_theta` and `rope_scaling`, or `rope_parameters`)."""
-    rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    found = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not isinstance(found, dict):
+        raise ConfigError("config.json: rope_parameters or rope_scaling is no object")
+    rope = dict(found)
     rope.setdefault("rope_theta", text.get("rope_theta"))
     rope.setdefault("rope_type", rope.get("type", "default"))
-    if not isinstance(rope["rope_theta"], int | float):
-        raise ConfigError("config.json has no rope_theta")
+    _given(rope, "rope_theta")
     return rope
 
 
@@ -174,7 +183,21 @@ def _no_bias(text: JsonConfig) -> None:
 
 
 def _head_dim(text: JsonConfig) -> int:
-    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+    if text.get("head_dim") is not None:
+        return int(_given(text, "head_dim"))
+    return int(text["hidden_size"] // text["num_attention_heads"])
+
+
+def _given(values: JsonConfig, name: str, default: float | None = None) -> float:
+    """The number at `name`. Raises `ConfigError` where there is none."""
+    value = values.get(name, default)
+    if not _is_number(value):
+        raise ConfigError(f"config.json has no {name} (a number above 0)")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _number(value: float) -> str:

@@ -145,12 +145,22 @@ async def test_doctor_where_nothing_runs(capsys, openclaw, model, tmp_path, monk
         ({"ROLLOUT_GPUS": "2", "PRM_GPUS": "2"}, "fail", "leave 0 of ROLLOUT_GPUS=2"),
         ({"NUM_GPUS": "many"}, "fail", "no number"),
         ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "4", "PRM_GPUS": "2"}, "ok", "8"),
+        ({"ROLLOUT_GPUS_PER_ENGINE": "0"}, "fail", "no cluster"),
+        ({"NUM_NODES": "0"}, "fail", "no cluster"),
+        ({"NUM_GPUS": "99999999999"}, "fail", "no cluster"),
     ],
 )
 def test_case_35_gpu_shares(environ, level, said):
     (finding,) = gpu_shares(environ)
     assert finding.level == level
     assert said in finding.words
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "٣", "-1", "abc", "1e3", " 8", "8.0"])
+def test_case_35_a_share_that_is_no_number(value):
+    (finding,) = gpu_shares({"NUM_GPUS": value})
+    assert finding.level == "fail"
+    assert len(finding.words) < 100
 
 
 def test_case_35_no_gpu_shares_are_no_finding():

@@ -69,6 +69,23 @@ def test_newer_form_of_config_json_gives_the_same():
         ({**qwen2(1, 8, 8, 2, 1, tied=True), "use_sliding_window": True}, "sliding"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "rope_scaling": {"type": "yarn"}}, "yarn"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "rope_theta": None}, "rope_theta"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "rope_scaling": "x"}, "rope_scaling is no object"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "head_dim": "x"}, "head_dim"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "num_attention_heads": 0}, "num_attention_heads"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "num_hidden_layers": True}, "num_hidden_layers"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "vocab_size": float("inf")}, "vocab_size"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "text_config": [1]}, "text_config is no object"),
+        (
+            {**llama(1, 8, 8, 2, 1, tied=True, factor=8.0), "max_position_embeddings": None},
+            "max_position_embeddings",
+        ),
+        (
+            {
+                **llama(1, 8, 8, 2, 1, tied=True, factor=8.0),
+                "rope_scaling": {"rope_type": "llama3"},
+            },
+            "factor",
+        ),
     ],
 )
 def test_what_the_flags_would_not_express_is_refused(config, words):
