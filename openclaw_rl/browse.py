@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,9 @@ from openclaw_rl.session.types import Message
 
 _REPLY_ID = "chatcmpl-"
 """Before a turn's id in the id that clients see."""
+
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that command a terminal, and halves of characters, which it cannot print."""
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
@@ -120,7 +124,9 @@ def _said(message: Message, prefix: str = "") -> str:
 
 
 def _indented(text: str) -> str:
-    return text.replace("\n", "\n  |   ")
+    """Several lines as one entry; what would command the terminal (a web page that a tool fetched
+    may hold it) is named instead."""
+    return _COMMANDS.sub(lambda m: ascii(m[0])[1:-1], text).replace("\n", "\n  |   ")
 
 
 def _export(journal: Journal, options: argparse.Namespace) -> int:

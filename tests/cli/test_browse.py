@@ -42,6 +42,16 @@ def test_inspect_shows_a_turns_fate_reward_and_next_state_but_no_text(data, caps
     assert "question 0 of s1" in run(data, capsys, "inspect", "s1-0", "--text")
 
 
+def test_what_was_said_cannot_command_the_terminal(data, capsys):
+    said = {"role": "user", "content": "clear\x1b[2J\x9b\r gone\x07 \ud83d\n\té"}
+    with Journal.open(data / "journal.db") as journal:
+        journal.record_turn(record("evil", messages=[said]))
+    shown = run(data, capsys, "inspect", "evil", "--text")
+    assert r"clear\x1b[2J\x9b\r gone\x07 \ud83d" in shown
+    assert "\té" in shown
+    assert not set("\x1b\x9b\r\x07") & set(shown)
+
+
 def test_inspect_shows_a_whole_session(data, capsys):
     shown = run(data, capsys, "inspect", "s1")
     assert shown.count("turn s1-") == 2
