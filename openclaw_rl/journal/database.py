@@ -175,9 +175,14 @@ class Database:
 
 
 def _touch_private(path: Path) -> None:
+    """Make the file if there is none. One that is there must not be opened: closing it would
+    cancel the POSIX locks of every connection that this process already has to it, and another
+    process would then take away a write-ahead log that is still in use."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise JournalError(f"cannot make the journal {path}: {error.strerror}") from error
 
