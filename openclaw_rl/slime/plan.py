@@ -291,6 +291,11 @@ def _flag_names(section: str, kind: type) -> list[str]:
 
 def _variables(environ: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
     path = [str(folder) for folder in folders]
+    for one in path:
+        if os.pathsep in one:
+            raise ConfigError(
+                f"{one}: a folder for PYTHONPATH cannot have {os.pathsep!r} in its name"
+            )
     path += [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     passed = {
         name: value

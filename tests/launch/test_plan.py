@@ -268,3 +268,11 @@ def test_lora_needs_a_slime_that_has_it(place):
     broken.write_text("raise ImportError('no megatron')\n")
     with pytest.raises(ConfigError, match="--help failed: ImportError: no megatron"):
         place.plan(USE_LORA="1", TRAIN_SCRIPT=str(broken))
+
+
+def test_case_36_a_folder_that_pythonpath_would_cut_in_two(place):
+    odd = place.folder / "slime: mine"
+    (odd / "slime").mkdir(parents=True)
+    (odd / "train_async.py").write_text("")
+    with pytest.raises(ConfigError, match="slime: mine.*PYTHONPATH"):
+        place.plan(SLIME_DIR=str(odd))
