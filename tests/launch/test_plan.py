@@ -274,5 +274,5 @@ def test_case_36_a_folder_that_pythonpath_would_cut_in_two(place):
     odd = place.folder / "slime: mine"
     (odd / "slime").mkdir(parents=True)
     (odd / "train_async.py").write_text("")
-    with pytest.raises(ConfigError, match="slime: mine.*PYTHONPATH"):
+    with pytest.raises(ConfigError, match=r"slime: mine.*PYTHONPATH"):
         place.plan(SLIME_DIR=str(odd))
