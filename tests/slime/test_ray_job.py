@@ -20,7 +20,7 @@ from openai import AsyncOpenAI
 from openclaw_rl.journal import Journal, State
 from openclaw_rl.slime.rollout import HOST, Run
 from tests.e2e.system import free_port
-from tests.e2e.test_kills import Talkers
+from tests.e2e.talkers import Talkers
 from tests.fakes.model import tiny_tokenizer
 from tests.slime.kit import Router, slime_args
 
