@@ -94,6 +94,18 @@ async def test_refusals_are_understood(engine: VLLMEngine) -> None:
         await run(engine, sampling=params(top_p=7.0))
 
 
+async def test_more_tokens_than_are_left_of_the_context(engine: VLLMEngine) -> None:
+    limit = (await engine.model_info())["context_length"]
+    try:
+        reply = await run(engine, [5] * (limit - 4), sampling=params(50, ignore_eos=True))
+    except ContextOverflow as error:
+        print(f"refused: {error}")
+    else:
+        print(f"cut to {len(reply.ids)} tokens")
+        assert reply.finish is not None
+        assert reply.finish.type == "length"
+
+
 async def test_closing_the_stream_ends_it_there(
     engine: VLLMEngine, url: str, http: aiohttp.ClientSession
 ) -> None:
