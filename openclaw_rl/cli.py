@@ -162,7 +162,7 @@ def _up(config: Config, words: list[str]) -> int:
     preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     rest = words[words.index("up") + 1 :]
-    loops = [
+    loops = [  # each asks those before it
         Loop(name, [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", *rest])
         for name in ("train", "judge", "serve")
     ]

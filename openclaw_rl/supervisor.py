@@ -2,7 +2,9 @@
 
 Guarantees: a process that dies is started again (with a growing pause), a process that says it is
 misconfigured ends the whole, and nothing outlives the supervisor, not even after `kill -9`: each
-child holds the read end of a pipe and stops when it closes. Only own children are ever ended.
+child holds the read end of a pipe and stops when it closes. They are ended one after the other,
+the last of the list first: none while another that asks it still finishes its work. Only own
+children are ever ended.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
 
 @dataclass(frozen=True)
 class Loop:
-    """One child: `name` prefixes its output, `command` starts it."""
+    """One child: `name` prefixes its output, `command` starts it, `kill` ends it at once."""
 
     name: str
     command: Sequence[str]
+    kill: signal.Signals = signal.SIGKILL
 
 
 def stop_with_parent() -> None:
@@ -71,6 +74,7 @@ def watch():
 def start(job):
     threading.Thread(target=job, daemon=True).start()
 signal.signal(signal.SIGTERM, lambda *_: start(finish))
+signal.signal(signal.SIGINT, lambda *_: end(signal.SIGKILL))
 start(watch)
 code = child.wait()
 end(signal.SIGKILL)
@@ -89,6 +93,7 @@ def leashed(name: str, command: str) -> Loop:
     return Loop(
         name,
         ["env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True", sys.executable, "-c", _LEASH, *words],
+        kill=signal.SIGINT,  # the leash itself must live to end what it holds
     )
 
 
@@ -100,23 +105,33 @@ async def supervise(
 ) -> int:
     """Run `loops` until `stop`, SIGINT or SIGTERM; return the exit status.
 
-    `emit` receives each line of output, prefixed by the loop's name. `background` runs beside
-    them and is cancelled at the end.
+    A loop may ask those before it in the list: each is ended when all after it have ended. A second
+    signal ends all of them at once. `emit` receives each line of output, prefixed by the loop's
+    name. `background` runs beside them and is cancelled at the end.
     """
     stop = stop or asyncio.Event()
+    at_once = asyncio.Event()
     event_loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        if stop.is_set():
+            at_once.set()
+        else:
+            emit("[up] stopping: replies under way are finished first (once more: at once)")
+            stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         # Outside the main thread it is refused: there the owner of `stop` hears the signals.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            event_loop.add_signal_handler(number, stop.set)
+            event_loop.add_signal_handler(number, interrupted)
     status = 0
 
-    async def keep(loop: Loop) -> None:
+    async def keep(loop: Loop, may_end: asyncio.Event) -> None:
         nonlocal status
         pause = _FIRST_PAUSE
         while not stop.is_set():
             started = time.monotonic()
-            code = await _run_once(loop, stop, emit)
+            code = await _run_once(loop, may_end, at_once, emit)
             if stop.is_set():
                 return
             if code == MISCONFIGURED:
@@ -130,8 +145,19 @@ async def supervise(
                 await asyncio.wait_for(stop.wait(), pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
+    kept = []
+    for loop in loops:
+        may_end = asyncio.Event()
+        kept.append((asyncio.ensure_future(keep(loop, may_end)), may_end))
+
+    async def end_in_order() -> None:
+        await stop.wait()
+        for task, may_end in reversed(kept):
+            may_end.set()
+            await asyncio.wait({task})
+
     beside = asyncio.ensure_future(background()) if background else None
-    await asyncio.gather(*(keep(loop) for loop in loops))
+    await asyncio.gather(*(task for task, _ in kept), end_in_order())
     if beside:
         beside.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -139,7 +165,9 @@ async def supervise(
     return status
 
 
-async def _run_once(loop: Loop, stop: asyncio.Event, emit: Callable[[str], None]) -> int:
+async def _run_once(
+    loop: Loop, stop: asyncio.Event, at_once: asyncio.Event, emit: Callable[[str], None]
+) -> int:
     try:
         child = await asyncio.create_subprocess_exec(
             *loop.command,
@@ -154,15 +182,19 @@ async def _run_once(loop: Loop, stop: asyncio.Event, emit: Callable[[str], None]
     reading = asyncio.ensure_future(_relay(loop.name, child.stdout, emit))
     ended = asyncio.ensure_future(child.wait())
     stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not ended.done():
+    killing = asyncio.ensure_future(at_once.wait())
+    first = asyncio.FIRST_COMPLETED
+    await asyncio.wait({ended, stopping, killing}, return_when=first)
+    if not ended.done() and not killing.done():
         child.terminate()
-        done, _ = await asyncio.wait({ended}, timeout=STOP_SECONDS)
-        if not done:
+        await asyncio.wait({ended, killing}, timeout=STOP_SECONDS, return_when=first)
+        if not ended.done() and not killing.done():
             emit(f"[up] {loop.name} did not stop within {STOP_SECONDS:g} s; killed")
-            child.kill()
+    if not ended.done():
+        child.send_signal(loop.kill)
     code = await ended
     stopping.cancel()
+    killing.cancel()
     await reading
     return code
 

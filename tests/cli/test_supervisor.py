@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import textwrap
 
 import pytest
 
-from openclaw_rl.supervisor import MISCONFIGURED, Loop, supervise
+from openclaw_rl.supervisor import MISCONFIGURED, Loop, leashed, supervise
 
 
 def loop(name: str, code: str) -> Loop:
@@ -50,6 +51,71 @@ async def test_a_misconfigured_process_ends_the_whole():
     )
     assert status == MISCONFIGURED
     assert lines.count("[a] openclaw-rl: no model") == 1
+
+
+ENDS = """
+    import signal, sys, time
+    def end(*_):
+        print("ending")
+        {work}
+        print("ended")
+        sys.exit()
+    signal.signal(signal.SIGTERM, end)
+    print("ready")
+    time.sleep(60)
+"""
+
+
+async def interrupted(lines: list[str], again_at: str, first: str, second: str) -> int:
+    """The exit status of a supervisor that is interrupted once both loops are ready, and again
+    at the line `again_at`."""
+
+    def emit(line: str) -> None:
+        lines.append(line)
+        ready = "ready" in line and sum("ready" in seen for seen in lines) == 2
+        if ready or line == again_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    loops = [loop("engine", ENDS.format(work=first)), loop("serve", ENDS.format(work=second))]
+    return await asyncio.wait_for(supervise(loops, emit), 10)
+
+
+async def test_case_36_who_is_asked_ends_after_who_asks():
+    lines: list[str] = []
+    assert await interrupted(lines, "", "pass", "time.sleep(0.5)") == 0
+    assert [line for line in lines if "end" in line] == [
+        "[serve] ending", "[serve] ended", "[engine] ending", "[engine] ended",
+    ]  # fmt: skip
+
+
+async def test_case_36_a_second_interrupt_ends_all_at_once():
+    lines: list[str] = []
+    assert await interrupted(lines, "[serve] ending", "pass", "time.sleep(60)") == 0
+    assert [line for line in lines if "end" in line] == ["[serve] ending"]
+
+
+async def test_case_36_a_second_interrupt_ends_what_is_leashed_with_all_that_it_started():
+    stubborn = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('pid', os.getpid(), flush=True); time.sleep(60)"
+    )
+    held: list[int] = []
+    gone = asyncio.Event()
+
+    def emit(line: str) -> None:
+        if line.startswith("[engine] pid"):
+            held.append(os.pidfd_open(int(line.split()[-1])))
+            asyncio.get_running_loop().add_reader(held[0], gone.set)
+            for _ in range(2):
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+
+    engine = leashed("engine", shlex.join([sys.executable, "-c", stubborn]))
+    try:
+        assert await asyncio.wait_for(supervise([engine], emit), 8) == 0
+        await asyncio.wait_for(gone.wait(), 5)
+    finally:
+        asyncio.get_running_loop().remove_reader(held[0])
+        os.close(held[0])
 
 
 SUPERVISOR = """
