@@ -14,6 +14,9 @@ from openclaw_rl.judge.choice import teacher_list
 from openclaw_rl.settings import Config
 from openclaw_rl.wire.formats import find_format
 
+INSTALL_LOCAL = "pip install -e '.[local]' in the project's folder"
+"""What brings the packages of the embedded engine and of training."""
+
 
 def check_model(config: Config) -> None:
     """The base model's folder must be there and be one."""
@@ -65,9 +68,7 @@ def check_training(config: Config) -> None:
     """The embedded host's packages and hooks must load, its numbers must fit together."""
     for package in ("torch", "peft"):
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"training on this machine needs {package}: pip install 'openclaw-rl[local]'"
-            )
+            raise ConfigError(f"training on this machine needs {package}: {INSTALL_LOCAL}")
     check_engine(config)
     load_hook(config.loss_path, default_name="custom_loss", flag="--custom-loss-function-path")
     load_hook(
