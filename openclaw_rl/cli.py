@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "status":
             return _status(config, options.json, options.watch)
         if options.command == "doctor":
-            return _doctor(config)
+            return _doctor(config, port_given=options.__dict__["gateway.port"] is not None)
         if options.command == "connect":
             return _connect(config, options)
         if options.command == "replay":
@@ -259,10 +259,11 @@ def _train(config: Config, _: list[str]) -> int:
 
 
 def _status(config: Config, as_json: bool, watch: bool) -> int:
-    from openclaw_rl.status import read_status, render_status
+    from openclaw_rl.status import probe, read_status, render_status
 
     while True:
         status = read_status(config)
+        probe(status)
         print(json.dumps(status, indent=2) if as_json else render_status(status), flush=True)
         if not watch:
             return 0
@@ -271,9 +272,11 @@ def _status(config: Config, as_json: bool, watch: bool) -> int:
             print()
 
 
-def _doctor(config: Config) -> int:
-    from openclaw_rl.doctor import examine
+def _doctor(config: Config, *, port_given: bool) -> int:
+    from openclaw_rl.doctor import at_published_port, examine
 
+    if not port_given and not os.environ.get("PORT"):
+        config = at_published_port(config)
     failed = False
     for finding in examine(config, os.environ):
         print(finding, flush=True)

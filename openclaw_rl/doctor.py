@@ -6,12 +6,14 @@ needs what an earlier one did not find says nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from openclaw_rl import preflight
 from openclaw_rl.connect import PROVIDER, OpenClaw, Served, plan_connect
@@ -20,7 +22,8 @@ from openclaw_rl.connect.install import is_connected
 from openclaw_rl.connect.json5 import get
 from openclaw_rl.connect.openclaw import TRIED
 from openclaw_rl.errors import ConfigError, JournalError
-from openclaw_rl.settings import Config
+from openclaw_rl.journal import Journal
+from openclaw_rl.settings import Config, GatewayConfig
 from openclaw_rl.slime.engines import Frozen, split
 from openclaw_rl.slime.settings import SlimeConfig
 from openclaw_rl.status import read_status, render_sources
@@ -68,6 +71,22 @@ def served_at(url: str, config: Config) -> Served:
     return Served(f"{url}/v1", config.served_name, gateway.context_length, longest, gateway.api_key)
 
 
+def at_published_port(config: Config) -> Config:
+    """`config` with the port at which a gateway that writes this journal was last seen, where the
+    settings name none of their own."""
+    if config.gateway.port != GatewayConfig.port:
+        return config
+    try:
+        with Journal.open(config.journal_path, create=False) as journal:
+            seen = journal.endpoint("gateway")
+        port = urlsplit(seen.url).port if seen else None
+    except (JournalError, ValueError):
+        return config
+    if not port:
+        return config
+    return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
+
+
 def examine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """All findings, in the order in which things depend on each other."""
     yield from _python(config)
@@ -90,8 +109,9 @@ def _python(config: Config) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "packages",
-            f"{' and '.join(missing)} missing: this machine can serve, but not run the model",
-            "pip install 'openclaw-rl[local]', or --engine-url",
+            f"{' and '.join(missing)} missing: this machine can serve, but neither train nor run "
+            "the model",
+            preflight.INSTALL_LOCAL,
         )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import Journal
+from openclaw_rl.rollout.batch import Rules, choose
 from openclaw_rl.settings import Config
 
 _RECENT = 32
@@ -17,6 +18,8 @@ _RECENT = 32
 
 _MANY = 20
 """Turns from which on a warning is worth reading."""
+
+_PROBE_SECONDS = 0.5
 
 
 def read_status(config: Config) -> dict[str, Any]:
@@ -31,9 +34,8 @@ def read_status(config: Config) -> dict[str, Any]:
         trainer = journal.endpoint("trainer")
         judged, mean_reward = journal.judged(_RECENT)
         ready = journal.ready() if fates.ready else []
-    share = max(1, math.floor(config.rollout.batch_size * config.rollout.session_share))
-    per_session = Counter(turn.session_id for turn in ready)
-    usable = sum(min(count, share) for count in per_session.values())
+    rules = Rules(config.rollout.batch_size, config.rollout.session_share, max_staleness=None)
+    choice = choose(ready, rules, None)
     status: dict[str, Any] = {
         "seen": fates.seen,
         "main": fates.main,
@@ -56,10 +58,29 @@ def read_status(config: Config) -> dict[str, Any]:
         "judged": judged,
         "mean_reward": mean_reward,
         "batch_size": config.rollout.batch_size,
-        "usable": usable,
+        "usable": len(choice.take),
+        "held_back": choice.held.get("session_share", 0),
     }
-    status["warnings"] = _warnings(status, share)
+    status["warnings"] = _warnings(status, rules.session_cap)
     return status
+
+
+def probe(status: dict[str, Any]) -> None:
+    """Add `answering`: whether somebody listens now at the addresses of `engine` and `gateway`,
+    which the journal keeps after their end."""
+    status["answering"] = {
+        name: _listens(status[name]) for name in ("engine", "gateway") if status[name]
+    }
+
+
+def _listens(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname or "", port), timeout=_PROBE_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _warnings(status: dict[str, Any], share: int) -> list[str]:
@@ -94,10 +115,11 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
     if status["refused_adapter"]:
         found.append(f"the engine did not take an adapter, so an older one is served: "
                      f"{status['refused_adapter']}")  # fmt: skip
-    if status["usable"] < status["batch_size"] <= status["ready"]:
+    if status["held_back"] and status["usable"] < status["batch_size"]:
         found.append(
-            f"{status['ready']} turns are ready, but one session gives at most {share} of "
-            f"{status['batch_size']}; more sessions, or --session-share 1, fill the batch"
+            f"{status['held_back']} of {status['ready']} ready turns are held back: a session "
+            f"gives at most {share} turns of a batch of {status['batch_size']}; more sessions "
+            "fill it, or a larger --session-share"
         )
     return found
 
@@ -106,15 +128,15 @@ def render_status(status: dict[str, Any]) -> str:
     """Return `status` as text for people."""
     reward = "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
     lines = [
-        f"engine   {status['engine'] or 'none'} · weight version {status['version'] or 0}",
-        f"gateway  {status['gateway'] or 'none'} · reply format {status['reply_format'] or '-'}",
+        f"engine   {_address(status, 'engine')} · weight version {status['version'] or 0}",
+        f"gateway  {_address(status, 'gateway')} · reply format {status['reply_format'] or '-'}",
         f"seen     {status['seen']} = {status['main']} main + {status['side']} side",
         f"main     {status['main']} = {status['waiting']} waiting for a next state"
         f" + {status['judging']} judging + {status['ready']} ready"
         f" + {status['leased']} leased + {status['trained']} trained"
         f" + {sum(status['dropped'].values())} dropped",
         f"judged   {status['judged']} · mean reward of the last ones {reward}",
-        f"batch    {min(status['usable'], status['batch_size'])}/{status['batch_size']} ready",
+        f"batch    {status['usable']}/{status['batch_size']} ready",
     ]
     if status["mismatch"]:
         gap = status["mismatch"]
@@ -131,6 +153,13 @@ def render_status(status: dict[str, Any]) -> str:
             lines.append(f"{title:8} " + ", ".join(f"{name} {n}" for name, n in ordered))
     lines += [f"warning  {words}" for words in status["warnings"]]
     return "\n".join(lines)
+
+
+def _address(status: dict[str, Any], name: str) -> str:
+    if not status[name]:
+        return "none"
+    silent = status.get("answering", {}).get(name) is False
+    return f"{status[name]} (last seen there; does not answer)" if silent else str(status[name])
 
 
 def render_sources(by_source: Mapping[str, Mapping[str, int]]) -> str:

@@ -97,6 +97,17 @@ async def test_doctor_is_content_with_what_works(capsys, openclaw, served):
     assert served.turns()[-1].kind == "side"  # its probe is never trained
 
 
+async def test_doctor_finds_the_gateway_by_its_journal(capsys, openclaw, served, monkeypatch):
+    monkeypatch.delenv("PORT")
+    served.journal.publish("gateway", served.url, {}, 1.0)
+    assert f"{served.url} serves" in (await run(capsys, "doctor"))[1]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = str(other.getsockname()[1])
+        status, said = await run(capsys, "doctor", "--port", port)
+    assert (status, f"--port {port}: " in said) == (1, True)
+
+
 async def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys, openclaw, served, monkeypatch):
     status, said = await run(capsys, "doctor")
     assert "not connected" in said

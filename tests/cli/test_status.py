@@ -1,14 +1,15 @@
 """`status` warns where nothing can be learnt."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.journal import Journal
 from openclaw_rl.settings import Config, DataConfig
-from openclaw_rl.status import read_status
+from openclaw_rl.status import probe, read_status, render_status
 from openclaw_rl.topk import TopK
-from tests.journal.build import record
+from tests.journal.build import judged, record
 
 
 @pytest.mark.parametrize("blind", [10, 20])
@@ -20,3 +21,36 @@ def test_an_engine_without_candidates_is_told(tmp_path: Path, blind: int):
             journal.record_turn(record(f"t{n}", topk=TopK([[5]] * rows, [[-1.0]] * rows)))
     told = [words for words in read_status(config)["warnings"] if "candidates" in words]
     assert [words.split()[0] for words in told] == (["20"] if blind == 20 else [])
+
+
+@pytest.mark.parametrize(("sessions", "told"), [(1, True), (5, False)])
+def test_what_the_share_of_a_session_holds_back_is_told_below_a_full_batch(
+    tmp_path: Path, sessions: int, told: bool
+):
+    config = Config(data=DataConfig(path=str(tmp_path)))
+    with Journal.open(config.journal_path) as journal:
+        for n in range(10):
+            judged(journal, record(f"t{n}", session_id=f"s{n % sessions}"))
+    status = read_status(config)
+    said = render_status(status)
+    assert (status["ready"], status["usable"]) == (10, 4 if told else 10)
+    assert ("6 of 10 ready turns are held back: a session gives at most 4" in said) == told
+
+
+def test_an_address_where_nobody_listens_any_more_is_not_shown_as_alive(tmp_path: Path):
+    config = Config(data=DataConfig(path=str(tmp_path)))
+    with socket.socket() as alive, socket.socket() as gone:
+        urls = []
+        for endpoint in (alive, gone):
+            endpoint.bind(("127.0.0.1", 0))
+            urls.append(f"http://127.0.0.1:{endpoint.getsockname()[1]}")
+        alive.listen()
+        with Journal.open(config.journal_path) as journal:
+            journal.publish("gateway", urls[0], {}, 1.0)
+            journal.publish("policy", urls[1], {}, 1.0)
+        status = read_status(config)
+        probe(status)
+    assert status["answering"] == {"gateway": True, "engine": False}
+    said = render_status(status)
+    assert f"{urls[1]} (last seen there; does not answer)" in said
+    assert f"{urls[0]} ·" in said
