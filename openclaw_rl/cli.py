@@ -54,6 +54,14 @@ _COMMANDS = {
 
 _BROWSE = ("inspect", "export", "purge")
 
+_LOOKS_AT = {
+    **dict.fromkeys(_BROWSE, ("data",)),
+    "status": ("data", "rollout"),
+    "doctor": ("model", "data", "gateway", "engine", "rollout"),
+}
+"""Sections that --help lists, where not all: the others' flags are taken too, so that the words
+given to `up` can be given again."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
@@ -73,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
             epilog="Settings come from --config, then the environment, then flags; later wins.",
         )
         command.add_argument("--config", metavar="FILE", help="TOML file with the settings below")
-        add_flags(command)
+        add_flags(command, listed=_LOOKS_AT.get(name))
         if name == "status":
             command.add_argument("--json", action="store_true", help="print it as JSON")
             command.add_argument("--watch", action="store_true", help="print it anew every 2 s")

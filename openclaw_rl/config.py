@@ -14,7 +14,7 @@ import math
 import os
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -33,9 +33,11 @@ def add_flags(
     parser: argparse.ArgumentParser,
     tree: type[Config] = Config,
     wanted: Callable[[str], bool] = lambda key: True,
+    listed: Collection[str] | None = None,
 ) -> None:
     """Add every setting of `tree` that has a flag, and whose key (`section.name`) is wanted, to
-    `parser`, grouped by section."""
+    `parser`, grouped by section. `--help` names the keys that are no flags too; where `listed`
+    names sections, it is silent about the others."""
     for section, kind in _sections(tree).items():
         items = [
             item
@@ -44,7 +46,16 @@ def add_flags(
         ]
         if not items:
             continue
-        group = parser.add_argument_group(f"[{section}]", (kind.__doc__ or "").splitlines()[0])
+        shown = listed is None or section in listed
+        about = (kind.__doc__ or "").splitlines()[0]
+        keys = [
+            item.metadata["env"]
+            for item in dataclasses.fields(kind)
+            if not item.metadata["flag"] and wanted(f"{section}.{item.name}")
+        ]
+        if keys:
+            about += f" Keys are no flags, but environment: {', '.join(keys)}."
+        group = parser.add_argument_group(f"[{section}]", about) if shown else parser
         for item in items:
             flag = item.metadata["flag"]
             notes = []
@@ -61,7 +72,7 @@ def add_flags(
                 metavar="|".join(item.metadata["choices"] or (("on", "off") if switch else ()))
                 or item.name.upper(),
                 default=None,
-                help=words.replace("%", "%%"),
+                help=words.replace("%", "%%") if shown else argparse.SUPPRESS,
             )
 
 

@@ -34,11 +34,23 @@ def test_help_teaches(capsys):
         assert part in words
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "judge", "train", "status"])
+@pytest.mark.parametrize("command", ["up", "serve", "judge", "train"])
 def test_help_of_a_command_names_its_settings(capsys, command):
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    assert "--custom-rm-path" in capsys.readouterr().out
+    words = capsys.readouterr().out
+    for part in ("--custom-rm-path", "OPENCLAW_RL_API_KEY", "PRM_API_KEY", "JUDGE_API_KEY"):
+        assert part in words
+
+
+@pytest.mark.parametrize("command", ["status", "doctor", "inspect", "export", "purge"])
+def test_help_of_a_command_that_looks_lists_only_what_it_looks_at(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    words = capsys.readouterr().out
+    assert "--data" in words
+    assert "--lr" not in words
+    assert "[train]" not in words
 
 
 @pytest.mark.parametrize(
