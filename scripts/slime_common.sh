@@ -95,6 +95,12 @@ launch() {
    local method="$1"
    shift
    export PYTHONPATH="$OPENCLAW_RL_DIR${PYTHONPATH:+:$PYTHONPATH}"
+   local said
+   if ! said="$("$PYTHON" -c 'import openclaw_rl.slime.launch' 2>&1)"; then
+      echo "openclaw-rl: PYTHON=$PYTHON cannot run this project (${said##*$'\n'}): name another" \
+         "PYTHON, or install into that one: '$PYTHON' -m pip install -e '$OPENCLAW_RL_DIR'" >&2
+      exit 2
+   fi
    exec "$PYTHON" -m openclaw_rl.slime.launch --method "$method" -- \
       ${MODEL_ARGS[@]+"${MODEL_ARGS[@]}"} "$@"
 }

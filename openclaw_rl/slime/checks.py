@@ -27,6 +27,16 @@ def option(flags: Sequence[str], name: str) -> str | None:
     return found
 
 
+def check_values(flags: Sequence[str]) -> None:
+    """A flag that has a value in one place must have one in each (`--lr 1e-5 ... --lr`)."""
+    follows = [*flags[1:], "--"]
+    bare = [place for place, word in enumerate(flags) if word.startswith("--") and "=" not in word]
+    valued = {flags[place] for place in bare if not follows[place].startswith("--")}
+    for place in bare:
+        if flags[place] in valued and follows[place].startswith("--"):
+            raise ConfigError(f"{flags[place]} has no value")
+
+
 def absolute(value: str, name: str) -> Path:
     """`value` of the variable `name` as a path, which must be absolute."""
     path = Path(value)

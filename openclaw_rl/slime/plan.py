@@ -29,6 +29,7 @@ from openclaw_rl.settings import (
 from openclaw_rl.slime import engines
 from openclaw_rl.slime.checks import (
     absolute,
+    check_values,
     folder,
     lora_flags,
     option,
@@ -38,7 +39,7 @@ from openclaw_rl.slime.checks import (
 )
 from openclaw_rl.slime.model_args import model_args, read_config
 from openclaw_rl.slime.settings import LaunchConfig, is_used
-from openclaw_rl.slime.vocabulary import difference
+from openclaw_rl.slime.vocabulary import check_tokenizer, difference
 
 HOOKS = (
     *("--rollout-function-path", "openclaw_rl.slime.generate_rollout"),
@@ -92,6 +93,8 @@ def make_plan(
     Raises `ConfigError` (one line).
     """
     model = folder(config.model.path, "MODEL_PATH", holds="config.json")
+    check_tokenizer(model)
+    check_values(flags)
     if config.data.path == DataConfig().path:
         raise ConfigError("DATA_PATH is not set: the folder for conversations, as an absolute path")
     data = absolute(config.data.path, "DATA_PATH")

@@ -15,6 +15,16 @@ from openclaw_rl.errors import ConfigError
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 
 
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+
+
+def check_tokenizer(policy: Path) -> None:
+    """The policy's folder must hold a tokenizer in one of the forms there are, as the gateway needs
+    it. Raises `ConfigError`."""
+    if not any(next(policy.glob(pattern), None) for pattern in _TOKENIZERS):
+        raise ConfigError(f"MODEL_PATH: {policy} has no tokenizer (such as tokenizer.json)")
+
+
 def difference(policy: Path, teacher: Path) -> str | None:
     """Why the teacher's tokenizer does not fit the policy's, in a few words; None where it does.
 

@@ -13,7 +13,7 @@ from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.slime.checks import option
 from openclaw_rl.slime.plan import runtime_env
 from openclaw_rl.slime.services import command
-from tests.launch.kit import model_folder
+from tests.launch.kit import FLAGS, model_folder
 from tests.launch.models import CONFIGS
 
 
@@ -234,6 +234,21 @@ def test_case_37_the_gateway_is_reachable_from_elsewhere_only_with_a_key(place):
     assert hooks(place.plan())["gateway_host"] == "127.0.0.1"
     plan = place.plan(HOST="0.0.0.0", OPENCLAW_RL_API_KEY="k")
     assert hooks(plan)["gateway_host"] == "0.0.0.0"
+
+
+def test_case_35_a_model_without_a_tokenizer_is_one_line(place):
+    (place.model / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"MODEL_PATH: .* has no tokenizer"):
+        place.plan()
+
+
+@pytest.mark.parametrize(
+    "flags", [("--lr", "1e-5", "--lr"), ("--lr", "--lr", "1e-5"), ("--lr", "1e-5", "--lr", "--x")]
+)
+def test_case_35_a_flag_that_lost_its_value_is_one_line(place, flags):
+    with pytest.raises(ConfigError, match="--lr has no value"):
+        place.plan(*FLAGS, *flags)
+    place.plan(*FLAGS, "--lr", "1e-5", "--lr=2e-5", "--use-kl-loss", "--use-kl-loss")
 
 
 def test_model_arguments_can_be_the_users_own(place):

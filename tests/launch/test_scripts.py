@@ -52,6 +52,19 @@ def test_case_35_misuse_ends_the_script_with_one_line(place):
     assert not place.data.exists()
 
 
+def test_case_35_a_python_without_the_project_is_one_line(place):
+    bare = place.folder / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # -S: no packages
+    bare.chmod(0o755)
+    for python, reason in ((bare, "No module named"), (place.folder / "none", "No such file")):
+        done = place.run("rl", DRY_RUN="1", PYTHON=str(python))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("openclaw-rl: PYTHON=")
+        assert reason in done.stderr
+        assert "-m pip install -e" in done.stderr
+
+
 def test_wandb_is_asked_for_by_the_environment_only(place):
     done = place.run("rl", DRY_RUN="1", WANDB_API_KEY="k-secret", WANDB_GROUP="mine")
     train = commands(done.stdout)[1]
