@@ -21,7 +21,7 @@ $(VENV)/.installed: setup.py requirements.txt
 	touch $@
 
 quickstart: $(VENV)/.installed
-	cd examples && ../$(BIN)/python -m quickstart.run --folder ../runs --models ../models $(ARGS)
+	$(BIN)/python -m examples.quickstart.run $(ARGS)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q $(ARGS)

@@ -19,14 +19,15 @@ from .user import HELD_OUT_QUESTIONS
 def table(exams: Sequence[Exam]) -> str:
     """Return the exams as a text table, and one question answered before and after."""
     lines = [
-        "version   to the user's liking   mean words   too long   too short   off topic",
-        "-------   --------------------   ----------   --------   ---------   ---------",
+        "version  to the user's liking  mean words  too long  too short  unfinished  off topic",
+        "-------  --------------------  ----------  --------  ---------  ----------  ---------",
     ]
     for exam in exams:
         short = exam.verdicts["too short"] + exam.verdicts["empty"]
         lines.append(
-            f"{exam.version:7d}   {exam.satisfied:20.0%}   {exam.mean_words:10.1f}   "
-            f"{exam.verdicts['too long']:8.0%}   {short:9.0%}   {exam.verdicts['off topic']:9.0%}"
+            f"{exam.version:7d}  {exam.satisfied:20.0%}  {exam.mean_words:10.1f}  "
+            f"{exam.verdicts['too long']:8.0%}  {short:9.0%}  "
+            f"{exam.verdicts['unfinished']:10.0%}  {exam.verdicts['off topic']:9.0%}"
         )
     question = HELD_OUT_QUESTIONS[0].text
     for word, exam in (("before", exams[0]), ("after", exams[-1])):

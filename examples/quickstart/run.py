@@ -7,11 +7,11 @@ only through the served conversation, the journal, the judge and the hooks.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -20,12 +20,13 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
 from openclaw_rl.config import load_config
 from openclaw_rl.status import read_status
 
-from .model import fetch_model
+from .model import ModelUnavailable, fetch_model
+from .options import engine_flags, parse, shown, without_settings
 from .report import plot, table
 from .talk import Exam, Users, examine
 
@@ -46,45 +47,10 @@ class Plan:
     up: tuple[str, ...] = ()
     """More flags of `openclaw-rl up`."""
 
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line; METHOD, UPDATES and SEED in the environment are the defaults."""
-    environ = os.environ
-    parser = argparse.ArgumentParser(prog="make quickstart", description=__doc__)
-    parser.add_argument(
-        "--method", choices=("combined", "rl", "opd"), default=environ.get("METHOD", "combined")
-    )
-    parser.add_argument(
-        "--updates",
-        type=int,
-        default=int(environ.get("UPDATES", "36")),
-        help="weight updates of 16 turns each (default 36)",
-    )
-    parser.add_argument(
-        "--every",
-        type=int,
-        default=int(environ.get("EVERY", "6")),
-        help="ask the held-out questions every so many versions",
-    )
-    parser.add_argument("--seed", type=int, default=int(environ.get("SEED", "0")))
-    parser.add_argument("--users", type=int, default=8, help="users talking at the same time")
-    parser.add_argument("--repeats", type=int, default=2, help="times a held-out question is asked")
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the run is kept")
-    parser.add_argument("--models", type=Path, default=Path("models"), help="where models are kept")
-    parser.add_argument("--engine-url", help="a vLLM or SGLang that serves, in place of our engine")
-    parser.add_argument("--engine", choices=("vllm", "sglang"), help="which of the two it is")
-    parser.add_argument(
-        "--at-least",
-        type=float,
-        default=None,
-        help="fail unless this share is satisfied at the end",
-    )
-    parser.add_argument(
-        "--shorter",
-        action="store_true",
-        help="fail unless replies to held-out questions became shorter",
-    )
-    return parser.parse_args(argv)
+    @property
+    def log(self) -> Path:
+        """What `openclaw-rl up` prints."""
+        return self.folder / "up.log"
 
 
 def say(words: str) -> None:
@@ -99,24 +65,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def engine_flags(options: argparse.Namespace) -> tuple[str, ...]:
-    """Flags for an engine outside; vLLM's log-probs are those at temperature 1."""
-    if not options.engine_url:
-        return ()
-    engine = options.engine or "vllm"
-    temperature = ("--temperature", "1") if engine == "vllm" else ()
-    return ("--engine-url", options.engine_url, "--engine", engine, *temperature)
-
-
 @contextlib.asynccontextmanager
 async def system(plan: Plan, model: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run `openclaw-rl up`; its output goes to `up.log` in the run's folder."""
-    log = plan.folder / "up.log"
+    """Run `openclaw-rl up`; its output goes to `up.log` in the run's folder.
+
+    It is in a session of its own, so that Ctrl-C reaches us alone and we end it, and it ends by
+    itself once its standard input closes, however we ended.
+    """
     command = [
         sys.executable,
         "-m",
         "openclaw_rl.cli",
         "up",
+        "--supervised",
         "--config",
         str(RECIPE),
         "--model",
@@ -135,13 +96,14 @@ async def system(plan: Plan, model: Path, port: int) -> AsyncIterator[asyncio.su
         str(free_port()),
         *plan.up,
     ]
-    with log.open("wb") as output:
+    with plan.log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env={key: value for key, value in os.environ.items() if key != "CUSTOM_RM_PATH"},
+            env=without_settings(os.environ, keep=("ENGINE_API_KEY",) if plan.up else ()),
+            start_new_session=True,
         )
         try:
             yield process
@@ -152,7 +114,14 @@ async def system(plan: Plan, model: Path, port: int) -> AsyncIterator[asyncio.su
 
 
 class Broken(Exception):
-    """The system ended or does not come up; the message names the log."""
+    """The system ended or does not answer; the message names the reason and the log."""
+
+
+def ended(plan: Plan) -> Broken:
+    """The error for an `openclaw-rl up` that ended early, with the reason it gave."""
+    lines = [line for line in plan.log.read_text(errors="replace").splitlines() if line.strip()]
+    reasons = [line for line in lines if "openclaw-rl: " in line] or lines or ["(it said nothing)"]
+    return Broken(f"openclaw-rl up ended: {reasons[-1].strip()} (log: {shown(plan.log)})")
 
 
 async def until_ready(client: AsyncOpenAI, plan: Plan, process: asyncio.subprocess.Process) -> str:
@@ -160,28 +129,35 @@ async def until_ready(client: AsyncOpenAI, plan: Plan, process: asyncio.subproce
     deadline = time.monotonic() + 180
     while True:
         if process.returncode is not None:
-            raise Broken(f"openclaw-rl up ended; see {plan.folder / 'up.log'}")
-        with contextlib.suppress(Exception):  # not listening yet
+            raise ended(plan)
+        try:
             name = (await client.models.list()).data[0].id
             hello = {"role": "user", "content": "Hello"}
             await client.chat.completions.create(
                 model=name, messages=[hello], max_tokens=1, extra_headers={"x-turn-type": "side"}
             )  # type: ignore[call-overload]
             return name
-        if time.monotonic() > deadline:
-            raise Broken(f"the model does not answer; see {plan.folder / 'up.log'}")
+        except OpenAIError as error:  # not listening yet
+            if time.monotonic() > deadline:
+                raise Broken(
+                    f"the model does not answer: {error} (log: {shown(plan.log)})"
+                ) from error
         await asyncio.sleep(0.5)
 
 
-async def learn(plan: Plan, model: Path) -> list[Exam]:
-    """Run the system, the users and the exams; return the exams by version."""
+async def learn(plan: Plan, model: Path, exams: list[Exam]) -> None:
+    """Run the system, the users and the exams; each exam is appended to `exams`."""
     port = free_port()
     config = load_config({"data.path": str(plan.folder / "data")}, {}, str(RECIPE))
-    exams: list[Exam] = []
+    say(f"starting openclaw-rl up (log: {shown(plan.log)})")
     async with (
         system(plan, model, port) as process,
         AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600, max_retries=0
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key="none",
+            timeout=600,
+            max_retries=0,
+            http_client=DefaultAsyncHttpxClient(trust_env=False),  # no proxy on the loopback
         ) as client,
     ):
         name = await until_ready(client, plan, process)
@@ -189,7 +165,10 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
         users = Users(client, name, plan.seed, plan.users)
 
         async def exam(version: int) -> None:
-            exams.append(await examine(client, name, version, plan.repeats))
+            try:
+                exams.append(await examine(client, name, version, plan.repeats))
+            except OpenAIError as error:
+                raise Broken(f"an exam failed: {error} (log: {shown(plan.log)})") from error
             with (plan.folder / "exams.jsonl").open("a") as file:
                 file.write(json.dumps(asdict(exams[-1])) + "\n")
             last = exams[-1]
@@ -201,20 +180,20 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
         await exam(0)
         talking = asyncio.create_task(users.run())
         try:
-            shown, told, due = "", 0.0, plan.every
+            before, told, due = "", 0.0, plan.every
             warned: set[str] = set()
             while True:
                 await asyncio.sleep(1)
-                if talking.done():
-                    await talking
                 if process.returncode is not None:
-                    raise Broken(f"openclaw-rl up ended; see {plan.folder / 'up.log'}")
+                    raise ended(plan)
+                if talking.done():
+                    raise Broken(f"the users got no reply (log: {shown(plan.log)})")
                 status = await asyncio.to_thread(read_status, config)
                 version = int(status["version"] or 0)
                 line = progress(status, users, config.rollout.batch_size)
-                if line != shown and time.monotonic() - told >= 10:
+                if line != before and time.monotonic() - told >= 10:
                     say(line)
-                    shown, told = line, time.monotonic()
+                    before, told = line, time.monotonic()
                 for warning in status["warnings"]:
                     if users.recent and warning not in warned:
                         say(f"warning: {warning}")
@@ -223,13 +202,12 @@ async def learn(plan: Plan, model: Path) -> list[Exam]:
                     await users.pause()
                     await exam(version)
                     if version >= plan.updates:
-                        return exams
+                        return
                     users.resume()
                     due = version + plan.every
         finally:
             talking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await talking
+            await asyncio.wait({talking})
 
 
 def progress(status: dict, users: Users, batch: int) -> str:
@@ -246,12 +224,26 @@ def progress(status: dict, users: Users, batch: int) -> str:
     )
 
 
+def go_on(plan: Plan, model: Path) -> str:
+    """Return the commands that serve the learnt model, which goes on learning."""
+    program = shown(Path(sys.executable).with_name("openclaw-rl"))
+    data = shown(plan.folder / "data")
+    serve = [program, "up", "--config", shown(RECIPE), "--model", shown(model), "--data", data]
+    return "\n".join(
+        [
+            "go on with it:",
+            "  " + shlex.join([*serve, "--method", plan.method]),
+            "what became of every turn:",
+            "  " + shlex.join([program, "status", "--data", data]),
+        ]
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run the quickstart; return the exit status."""
-    options = parse(argv)
+    """Run the quickstart; return the exit status (2: misused, 130: interrupted)."""
+    options = parse(sys.argv[1:] if argv is None else argv, os.environ)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = options.folder / f"quickstart-{options.method}-{options.seed}-{stamp}"
-    folder.mkdir(parents=True)
     plan = Plan(
         options.method,
         options.updates,
@@ -263,16 +255,26 @@ def main(argv: list[str] | None = None) -> int:
         engine_flags(options),
     )
     started = time.monotonic()
-    model = fetch_model(options.models, say)
+    exams: list[Exam] = []
     try:
-        exams = asyncio.run(learn(plan, model))
-    except Broken as error:
+        model = fetch_model(options.models, say)
+        folder.mkdir(parents=True)
+        asyncio.run(learn(plan, model, exams))
+    except (Broken, ModelUnavailable, OSError) as error:
         print(f"quickstart: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        if exams:
+            print("\n" + table(exams))
+        kept = f"; the run is kept in {shown(folder)}" if folder.exists() else ""
+        print(f"\nquickstart: interrupted{kept}", file=sys.stderr)
+        return 130
     minutes = (time.monotonic() - started) / 60
     print("\n" + table(exams))
-    plot({options.method: exams}, folder / "learning.png")
-    print(f"\nplot: {folder / 'learning.png'} · {minutes:.1f} minutes · method {plan.method}")
+    image = folder / "learning.png"
+    plot({options.method: exams}, image)
+    print(f"\nplot: {shown(image)} · {minutes:.1f} minutes · method {plan.method}")
+    print(go_on(plan, model))
     if options.at_least is not None and exams[-1].satisfied < options.at_least:
         print(f"quickstart: {exams[-1].satisfied:.2f} is below {options.at_least}", file=sys.stderr)
         return 1

@@ -1,0 +1,94 @@
+"""The quickstart's command line, and what of the caller's environment reaches the system."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import NoReturn
+
+from openclaw_rl.settings import METHODS, Config
+
+VARIABLES = ("METHOD", "UPDATES", "EVERY", "SEED")
+"""Each of these environment variables is the default of the flag of its name."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"quickstart: {message}\n")
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} on")
+        return int(text)
+
+    return number
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """Parse the command line; a mistake is one line and exit status 2."""
+    parser = _Parser(prog="make quickstart", description=__doc__)
+    parser.add_argument("--method", choices=tuple(METHODS), default="combined")
+    parser.add_argument(
+        "--updates", type=_at_least(1), default=36, help="weight updates of 16 turns each"
+    )
+    parser.add_argument(
+        "--every",
+        type=_at_least(1),
+        default=6,
+        help="ask the held-out questions every so many versions",
+    )
+    parser.add_argument("--seed", type=_at_least(0), default=0)
+    parser.add_argument(
+        "--users", type=_at_least(1), default=8, help="users talking at the same time"
+    )
+    parser.add_argument(
+        "--repeats", type=_at_least(1), default=2, help="times a held-out question is asked"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the run is kept")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="where models are kept")
+    parser.add_argument("--engine-url", help="a vLLM or SGLang that serves, in place of our engine")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), help="which of the two it is")
+    parser.add_argument(
+        "--at-least", type=float, help="fail unless this share is satisfied at last"
+    )
+    parser.add_argument(
+        "--shorter",
+        action="store_true",
+        help="fail unless replies to held-out questions became shorter",
+    )
+    given = [f"--{name.lower()}={environ[name]}" for name in VARIABLES if environ.get(name)]
+    return parser.parse_args([*given, *argv])
+
+
+def engine_flags(options: argparse.Namespace) -> tuple[str, ...]:
+    """Flags for an engine outside; vLLM's log-probs are those at temperature 1."""
+    if not options.engine_url:
+        return ()
+    engine = options.engine or "vllm"
+    temperature = ("--temperature", "1") if engine == "vllm" else ()
+    return ("--engine-url", options.engine_url, "--engine", engine, *temperature)
+
+
+def without_settings(environ: Mapping[str, str], keep: Collection[str] = ()) -> dict[str, str]:
+    """Return `environ` less every variable that is a setting of openclaw-rl and not in `keep`.
+
+    The recipe alone says how the quickstart runs, whatever the caller has exported.
+    """
+    tree = Config()
+    declared = {
+        item.metadata["env"]
+        for section in fields(tree)
+        for item in fields(getattr(tree, section.name))
+    }
+    return {key: value for key, value in environ.items() if key in keep or key not in declared}
+
+
+def shown(path: Path) -> str:
+    """Return `path` as seen from where the caller is, or in full where it lies elsewhere."""
+    full = path.expanduser().absolute()
+    here = Path.cwd()
+    return str(full.relative_to(here) if full.is_relative_to(here) else full)
