@@ -30,7 +30,7 @@ def table(exams: Sequence[Exam]) -> str:
             f"{exam.verdicts['unfinished']:10.0%}  {exam.verdicts['off topic']:9.0%}"
         )
     question = HELD_OUT_QUESTIONS[0].text
-    for word, exam in (("before", exams[0]), ("after", exams[-1])):
+    for word, exam in [("before", exams[0]), ("after", exams[-1])][: len(exams)]:
         lines += ["", f"{question}  ({word}, version {exam.version})", f"  {exam.example.strip()}"]
     return "\n".join(lines)
 

@@ -69,7 +69,9 @@ def test_a_bad_value_is_one_line(name, value, capsys):
 def test_the_shares_of_a_row_add_up():
     share = 1 / len(Verdict)
     exam = Exam(0, share, 12.0, {kind.value: share for kind in Verdict}, "Snow is ice.")
-    row = table([exam]).splitlines()[2]
+    text = table([exam])
+    assert "after" not in text  # there is one exam so far
+    row = text.splitlines()[2]
     assert sum(int(word[:-1]) for word in row.split() if word.endswith("%")) == pytest.approx(
         100, abs=3
     )
