@@ -24,6 +24,7 @@ from openclaw_rl.gateway.core import ClientGone
 from openclaw_rl.gateway.failures import error_response, http_log, to_wire
 from openclaw_rl.gateway.feedback import parse_feedback
 from openclaw_rl.gateway.health import fates_body, fates_gauges, warnings
+from openclaw_rl.gateway.limits import Grace
 from openclaw_rl.gateway.parts import Parts, open_parts
 from openclaw_rl.gateway.replies import StreamSink, Way, WholeSink
 from openclaw_rl.gateway.settings import GatewaySettings
@@ -38,12 +39,16 @@ log = logging.getLogger("openclaw_rl.gateway")
 
 PARTS = web.AppKey("parts", Parts)
 AUTH = web.AppKey("auth", Auth)
+GRACE = web.AppKey("grace", Grace)
 SETTINGS = web.AppKey("settings", GatewaySettings)
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 
 SWITCH_SECONDS = 0.0005
 """How long a thread (tokenizer, journal) waits for the busy event loop to let it go on. Python's
 5 ms, once for each statement of SQLite's, would be most of a reply's commit under load."""
+
+_TELL_SECONDS = 1.0
+"""Time to tell clients that their reply was ended, before their connections are closed."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -58,6 +63,7 @@ def make_app(settings: GatewaySettings) -> web.Application:
     )
     app[SETTINGS] = settings
     app[AUTH] = Auth(settings.api_key)
+    app[GRACE] = Grace()
     app.cleanup_ctx.append(_parts)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/messages", messages)
@@ -76,12 +82,13 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
     """Serve while the block runs; gives the base URL. Port 0 takes any free port.
 
     Leaving the block stops accepting, lets replies under way finish for up to `shutdown_seconds`,
-    and closes the journal after the last commit.
+    ends the others with an error, and closes the journal after the last commit.
     """
+    app = make_app(settings)
     runner = web.AppRunner(
-        make_app(settings),
+        app,
         handler_cancellation=True,  # a client that leaves cancels its handler
-        shutdown_timeout=settings.shutdown_seconds,
+        shutdown_timeout=settings.shutdown_seconds + _TELL_SECONDS,
         access_log=None,
         logger=http_log,
     )
@@ -93,6 +100,7 @@ async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         yield f"http://{host}:{port}"
     finally:
+        app[GRACE].end_in(settings.shutdown_seconds)
         await runner.cleanup()
 
 
@@ -205,8 +213,9 @@ async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
         if chat.stream:
             return await _stream(request, parts, turn, way)
         sink = WholeSink(turn, way)
-        with parts.waiting() as on_wait:
-            await parts.gateway.run(turn, sink, on_wait)
+        async with request.app[GRACE].reply():
+            with parts.waiting() as on_wait:
+                await parts.gateway.run(turn, sink, on_wait)
         return sink.response()
 
 
@@ -217,8 +226,9 @@ async def _stream(
     keep_alive = asyncio.ensure_future(sink.keep_alive())
     error: Exception | None = None
     try:
-        with parts.waiting() as on_wait:
-            await parts.gateway.run(turn, sink, on_wait)
+        async with request.app[GRACE].reply():
+            with parts.waiting() as on_wait:
+                await parts.gateway.run(turn, sink, on_wait)
     except ClientGone:
         raise
     except Exception as failed:

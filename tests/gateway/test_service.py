@@ -367,6 +367,40 @@ async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path):
         assert journal.fates().main == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reply_that_outlasts_the_stop_ends_with_an_error_that_says_so(
+    served, tmp_path, stream
+):
+    settings = dataclasses.replace(
+        served.settings, journal_path=tmp_path / "other.db", shutdown_seconds=0.2
+    )
+    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(run(settings, stop, on_ready=ready.set_result))
+    served.engine.gated = True
+    served.engine.say("never to the end")
+    await served.engine.allow(1)
+    body = {"model": "tiny", "messages": [user("hi")], "stream": stream}
+
+    async def ask():
+        async with served.http.post(f"{url}/v1/chat/completions", json=body) as response:
+            if stream:
+                await response.content.readuntil(b"\n\n")
+                stop.set()
+            return response.status, await response.text()
+
+    url = await ready
+    asking = asyncio.ensure_future(ask())
+    if not stream:
+        await eventually(lambda: served.engine.requests)
+        stop.set()
+    status, text = await asyncio.wait_for(asking, 10)
+    assert status == (200 if stream else 503)
+    assert '"code": "stopping"' in text or '"code":"stopping"' in text
+    await asyncio.wait_for(running, 10)
+    with Journal.open(settings.journal_path, create=False) as journal:
+        assert journal.fates().main == 0
+
+
 async def refused(settings, url):
     """Until nothing listens any more."""
 
