@@ -117,11 +117,12 @@ class Broken(Exception):
     """The system ended or does not answer; the message names the reason and the log."""
 
 
-def ended(plan: Plan) -> Broken:
-    """The error for an `openclaw-rl up` that ended early, with the reason it gave."""
-    lines = [line for line in plan.log.read_text(errors="replace").splitlines() if line.strip()]
-    reasons = [line for line in lines if "openclaw-rl: " in line] or lines or ["(it said nothing)"]
-    return Broken(f"openclaw-rl up ended: {reasons[-1].strip()} (log: {shown(plan.log)})")
+def ended(plan: Plan, status: int) -> Broken:
+    """The error for an `openclaw-rl up` that ended early, with the reason it gave, if any."""
+    lines = [line.strip() for line in plan.log.read_text(errors="replace").splitlines()]
+    own = [line for line in lines if line and not line.startswith("[")]  # not a loop's log
+    reasons = [line for line in lines if "openclaw-rl: " in line] or own or [f"status {status}"]
+    return Broken(f"openclaw-rl up ended: {reasons[-1]} (log: {shown(plan.log)})")
 
 
 async def until_ready(client: AsyncOpenAI, plan: Plan, process: asyncio.subprocess.Process) -> str:
@@ -129,7 +130,7 @@ async def until_ready(client: AsyncOpenAI, plan: Plan, process: asyncio.subproce
     deadline = time.monotonic() + 180
     while True:
         if process.returncode is not None:
-            raise ended(plan)
+            raise ended(plan, process.returncode)
         try:
             name = (await client.models.list()).data[0].id
             hello = {"role": "user", "content": "Hello"}
@@ -185,7 +186,7 @@ async def learn(plan: Plan, model: Path, exams: list[Exam]) -> None:
             while True:
                 await asyncio.sleep(1)
                 if process.returncode is not None:
-                    raise ended(plan)
+                    raise ended(plan, process.returncode)
                 if talking.done():
                     raise Broken(f"the users got no reply (log: {shown(plan.log)})")
                 status = await asyncio.to_thread(read_status, config)
