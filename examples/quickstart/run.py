@@ -119,7 +119,7 @@ class Broken(Exception):
 
 def ended(plan: Plan, status: int) -> Broken:
     """The error for an `openclaw-rl up` that ended early, with the reason it gave, if any."""
-    lines = [line.strip() for line in plan.log.read_text(errors="replace").splitlines()]
+    lines = [line.strip() for line in plan.log.read_bytes().decode(errors="replace").split("\n")]
     own = [line for line in lines if line and not line.startswith("[")]  # not a loop's log
     reasons = [line for line in lines if "openclaw-rl: " in line] or own or [f"status {status}"]
     return Broken(f"openclaw-rl up ended: {reasons[-1]} (log: {shown(plan.log)})")

@@ -11,6 +11,7 @@ import pytest
 
 from examples.quickstart.options import parse, without_settings
 from examples.quickstart.report import table
+from examples.quickstart.run import Plan, ended
 from examples.quickstart.talk import Exam
 from examples.quickstart.user import Verdict
 from openclaw_rl.config import load_config
@@ -75,6 +76,20 @@ def test_the_shares_of_a_row_add_up():
     assert sum(int(word[:-1]) for word in row.split() if word.endswith("%")) == pytest.approx(
         100, abs=3
     )
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("[train] openclaw-rl: --lr: no\n[serve] stopping\n", "[train] openclaw-rl: --lr: no"),
+        ("[train] a line\r its rest\n\nKeyError: 'x'\n", "KeyError: 'x'"),
+        ("[train] a line\r its rest\n", "status -9"),
+    ],
+)
+def test_an_early_end_is_told_with_its_reason(tmp_path, log, reason):
+    plan = Plan("rl", 1, 1, 0, 1, tmp_path, 1)
+    plan.log.write_text(log, newline="")
+    assert f"ended: {reason} (log: {plan.log})" in str(ended(plan, -9))
 
 
 @pytest.mark.slow
