@@ -21,6 +21,8 @@ from torch import Tensor
 
 from openclaw_rl import losses
 from openclaw_rl.losses.signals import TokenSignals
+from openclaw_rl.slime import compute_advantages
+from openclaw_rl.slime.convert import SampleSignals
 from tests.losses.standin import Standin, zigzag
 
 VOCAB, K = 16, 3
@@ -110,24 +112,26 @@ def pick(batch: dict[str, list[Any]], which: list[int]) -> dict[str, list[Any]]:
 
 
 def cut(slime: Any, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Per-token tensors as slime cuts them; masks stay whole, as in slime's batches."""
+    """Per-token tensors as slime cuts them; masks stay whole, as in slime's batches. Advantages
+    and signals are cut by our own advantage hook."""
     out = {key: list(values) for key, values in batch.items()}
     for i, (total, response) in enumerate(
         zip(batch["total_lengths"], batch["response_lengths"], strict=True)
     ):
         place = slime.slice_log_prob_with_cp(torch.arange(response), total, response)
-        for key in ("advantages", "log_probs", "ref_log_probs", "rollout_log_probs"):
+        for key in ("log_probs", "ref_log_probs", "rollout_log_probs"):
             out[key][i] = batch[key][i][place]
-        s = batch["values"][i]
-        parts = (s.weights, s.teacher_log_probs, s.topk_ids, s.topk_log_probs)
-        out["values"][i] = TokenSignals(*(None if p is None else p[place] for p in parts))
-    return out
+    signals = map(SampleSignals, batch["advantages"], batch["values"])
+    rollout_data = batch | {"source_names": list(signals)}
+    compute_advantages(Namespace(), rollout_data)
+    return out | {key: rollout_data[key] for key in ("advantages", "values")}
 
 
 class StandinHost:
     def __init__(self, shape: Shape) -> None:
         self.slime = Standin(shape.tp, shape.cp, shape.allgather)
-        sys.modules["slime.backends.megatron_utils.loss"] = self.slime  # type: ignore[assignment]
+        for name in ("loss", "cp_utils"):
+            sys.modules[f"slime.backends.megatron_utils.{name}"] = self.slime  # type: ignore[assignment]
 
     def loss(self, name: str, args: Namespace, batch: Any, logits: Tensor) -> tuple[Tensor, Any]:
         reduce = self.slime.reducer(batch, args.calculate_per_token_loss)
