@@ -71,7 +71,7 @@ def way(slime: SlimeConfig, train: Sequence[str], runtime_env: Path, content: st
             **json.loads(content)["env_vars"],
         }
         return Way(None, list(train), environ, None, None)
-    ray = _ray()
+    ray = slime.ray_command or _ray()
     start = None
     if not address:
         address = f"http://127.0.0.1:{slime.ray_dashboard_port}"

@@ -131,6 +131,12 @@ class SlimeConfig:
     ray_start_args: str = setting(
         "", "more flags for its ray start", flag="--ray-start-args", env="RAY_START_ARGS"
     )
+    ray_command: str = setting(
+        "",
+        "the ray command (default: the one beside this Python, else the one on PATH)",
+        flag="--ray-command",
+        env="RAY_COMMAND",
+    )
     dry_run: str = setting(
         "0",
         "1: print the command and the files, start nothing",

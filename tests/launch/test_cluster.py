@@ -68,6 +68,7 @@ class Launch:
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "PYTHON": str(python),
             "FAKE_RAY_FOLDER": str(place.folder),
+            "RAY_COMMAND": str(ray),  # not a real one beside this Python
             "TRAIN_SCRIPT": str(trainer),
             "RAY_PORT": str(port),
             "RAY_DASHBOARD_PORT": str(dashboard),
