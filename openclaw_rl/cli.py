@@ -294,14 +294,13 @@ def _doctor(config: Config, *, port_given: bool) -> int:
 
 def _connect(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.connect import OpenClaw, plan_connect, plan_undo
-    from openclaw_rl.connect.gateway import base_url
     from openclaw_rl.doctor import served_at
 
     openclaw = OpenClaw.find(os.environ, options.openclaw_version)
     if options.undo:
         change = plan_undo(openclaw)
     else:
-        url = options.url or base_url(config.gateway.host, config.gateway.port)
+        url = options.url or config.gateway.url
         change = plan_connect(openclaw, served_at(url, config), default=not options.keep_model)
     if change.empty:
         print("nothing to change")

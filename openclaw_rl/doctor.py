@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from openclaw_rl import preflight
 from openclaw_rl.connect import PROVIDER, OpenClaw, Served, plan_connect
-from openclaw_rl.connect.gateway import Asker, Reply, base_url
+from openclaw_rl.connect.gateway import Asker, Reply
 from openclaw_rl.connect.install import is_connected
 from openclaw_rl.connect.json5 import get
 from openclaw_rl.connect.openclaw import TRIED
@@ -92,7 +92,7 @@ def examine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from _python(config)
     yield from _model(config)
     yield from gpu_shares(environ)
-    asker = Asker(base_url(config.gateway.host, config.gateway.port), config.gateway.api_key)
+    asker = Asker(config.gateway.url, config.gateway.api_key)
     served = asker.served()
     yield from _gateway(config, asker, served)
     yield from _journal(config)

@@ -119,6 +119,12 @@ class GatewayConfig:
     )
     max_body_mb: float = _setting(32.0, "largest request body", flag="--max-body-mb", low=0.001)
 
+    @property
+    def url(self) -> str:
+        """Where the gateway listens, as seen from this machine."""
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
 
 @dataclass(frozen=True)
 class JudgeConfig:

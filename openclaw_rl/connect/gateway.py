@@ -79,12 +79,3 @@ class Asker:
                 names = {name.lower(): value for name, value in response.headers.items()}
                 return Reply(response.status, names, body)
         return None
-
-
-def base_url(host: str, port: int) -> str:
-    """The address at which a client on this machine reaches the gateway."""
-    if host in ("0.0.0.0", ""):
-        host = "127.0.0.1"
-    elif host == "::":
-        host = "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -142,10 +142,10 @@ class _Child:
 
 def gateway_url(args: Any) -> str:
     """Where the gateway listens, seen from this machine."""
-    host = getattr(args, "gateway_host", None) or GatewayConfig().host
-    port = getattr(args, "gateway_port", None) or GatewayConfig().port
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"http://{host}:{port}"
+    default = GatewayConfig()
+    host = getattr(args, "gateway_host", None) or default.host
+    port = getattr(args, "gateway_port", None) or default.port
+    return dataclasses.replace(default, host=host, port=port).url
 
 
 def command(args: Any, name: str) -> list[str]:

@@ -73,6 +73,8 @@ def test_a_journal_that_the_services_would_not_find_is_refused(tmp_path: Path):
 
 def test_the_gateway_of_all_addresses_is_asked_on_the_loopback():
     assert gateway_url(Namespace(gateway_host="0.0.0.0", gateway_port=5)) == "http://127.0.0.1:5"
+    assert gateway_url(Namespace(gateway_host="::", gateway_port=5)) == "http://[::1]:5"
+    assert gateway_url(Namespace(gateway_host="::1", gateway_port=5)) == "http://[::1]:5"
     assert gateway_url(Namespace()) == "http://127.0.0.1:30000"
 
 
