@@ -53,6 +53,8 @@ _COMMANDS = {
 }
 
 _BROWSE = ("inspect", "export", "purge")
+_LOOPS = ("up", "serve", "judge", "train", "replay")
+"""What `up` is, and what it starts."""
 
 _LOOKS_AT = {
     **dict.fromkeys(_BROWSE, ("data",)),
@@ -87,11 +89,11 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument("--watch", action="store_true", help="print it anew every 2 s")
         elif name == "connect":
             _add_connect_flags(command)
-        elif name == "replay":
-            _add_replay_arguments(command)
         elif name in _BROWSE:
             browse.add_arguments(name, command)
-        elif name != "doctor":
+        if name == "replay":
+            _add_replay_arguments(command)
+        if name in _LOOPS:
             command.add_argument("--verbose", action="store_true", help="log more")
             command.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -128,13 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _doctor(config, port_given=options.__dict__["gateway.port"] is not None)
         if options.command == "connect":
             return _connect(config, options)
-        if options.command == "replay":
-            return _replay(config, options)
         if options.command in _BROWSE:
             return browse.run(options, config.journal_path)
         _log_to_stderr(options.verbose)
         if options.supervised:
             stop_with_parent()
+        if options.command == "replay":
+            return _replay(config, options)
         run: dict[str, Callable[[Config, list[str]], int]] = {
             "up": _up,
             "serve": _serve,
@@ -169,10 +171,15 @@ def _up(config: Config, words: list[str]) -> int:
     preflight.check_reward(config)
     preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
+    past = preflight.check_conversations(config)
     rest = words[words.index("up") + 1 :]
     loops = [  # each asks those before it
-        Loop(name, [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", *rest])
-        for name in ("train", "judge", "serve")
+        Loop(
+            name,
+            [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", *rest],
+            once=name == "replay",
+        )
+        for name in ("train", "judge", "serve", *(["replay"] if past else []))
     ]
     if config.engine.command:
         loops.insert(0, leashed("engine", config.engine.command))
@@ -191,8 +198,8 @@ def _up(config: Config, words: list[str]) -> int:
                 emit(f"[up] {line}")
                 last = line
 
-    if any(Path(config.data.path).expanduser().glob("*.jsonl")):
-        emit("[up] there are conversations in the data folder: openclaw-rl replay learns from them")
+    if past:
+        emit(f"[up] files of past conversations in the data folder, to learn from: {len(past)}")
     emit(
         f"[up] model {config.served_name} at http://{config.gateway.host}:{config.gateway.port}/v1"
         f" · method {config.train.method} · data {config.data.path}"
@@ -316,26 +323,31 @@ def _connect(config: Config, options: argparse.Namespace) -> int:
 
 
 def _replay(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.replay.files import find, in_data
     from openclaw_rl.replay.run import describe, open_reader, replay
 
     preflight.check_model(config)
     preflight.check_reply_format(config)
     if not options.dry_run:
         preflight.check_data(config)
-    _log_to_stderr(False)
+    paths = [path.expanduser() for path in options.path]
+    paths = paths or in_data(Path(config.data.path).expanduser())
+    if not any(map(find, paths)):
+        print(f"no conversations in {paths[-1]}")
+        return 0
     gateway = config.gateway
     reader = open_reader(
         config.model.path, config.served_name, gateway.reply_format, gateway.context_length or None
     )
     done = replay(
-        [path.expanduser() for path in options.path] or [Path(config.data.path).expanduser()],
+        paths,
         reader,
         config.journal_path,
         time.time(),
         dry_run=options.dry_run,
         emit=lambda line: print(line, flush=True),
     )
-    print(f"[replay] {done.files} files, {done.conversations} conversations: "
+    print(f"{done.files} files, {done.conversations} conversations: "
           f"{describe(done, options.dry_run)}")  # fmt: skip
     return 0
 

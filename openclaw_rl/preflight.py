@@ -11,6 +11,8 @@ from openclaw_rl.engine.kinds import abilities_of
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.judge.choice import teacher_list
+from openclaw_rl.replay import files
+from openclaw_rl.replay.conversation import ReplayError
 from openclaw_rl.settings import Config
 from openclaw_rl.wire.formats import find_format
 
@@ -38,6 +40,20 @@ def check_data(config: Config) -> None:
         raise ConfigError(f"--data: cannot make {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"--data: {path} is not writable")
+
+
+def check_conversations(config: Config) -> list[Path]:
+    """The files of past conversations in the data folder, which must be readable; none where they
+    are not wanted."""
+    folder = Path(config.data.path).expanduser()
+    if not config.data.replay or not folder.is_dir():
+        return []
+    try:
+        return files.check(files.in_data(folder))
+    except ReplayError as error:
+        raise ConfigError(
+            f"{error}; mend or move the file, or --replay off (DATA_REPLAY)"
+        ) from error
 
 
 def check_port(host: str, port: int, flag: str) -> None:

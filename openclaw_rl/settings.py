@@ -44,6 +44,12 @@ class DataConfig:
     """Where conversations are kept. Nothing in it leaves the machine."""
 
     path: str = _setting("runs/default", "folder of the journal", flag="--data", env="DATA_PATH")
+    replay: bool = _setting(
+        True,
+        "learn at the start from past conversations that lie in that folder",
+        flag="--replay",
+        env="DATA_REPLAY",
+    )
     retention_days: float = _setting(
         0.0,
         "forget finished sessions after so many days (0: never)",

@@ -34,11 +34,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
 
 @dataclass(frozen=True)
 class Loop:
-    """One child: `name` prefixes its output, `command` starts it, `kill` ends it at once."""
+    """One child: `name` prefixes its output, `command` starts it, `kill` ends it at once. It is
+    there to stay, or (`once`) has done its work when it ends with status 0."""
 
     name: str
     command: Sequence[str]
     kill: signal.Signals = signal.SIGKILL
+    once: bool = False
 
 
 def stop_with_parent() -> None:
@@ -132,7 +134,7 @@ async def supervise(
         while not stop.is_set():
             started = time.monotonic()
             code = await _run_once(loop, may_end, at_once, emit)
-            if stop.is_set():
+            if stop.is_set() or (loop.once and code == 0):
                 return
             if code == MISCONFIGURED:
                 status = MISCONFIGURED

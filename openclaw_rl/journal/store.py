@@ -145,6 +145,12 @@ class Journal(Judging, Leasing):
                 is not None
             )
 
+    def served(self) -> set[str]:
+        """The `node_hash` of every turn that was served: what was said up to its reply."""
+        with self._db.read() as db:
+            rows = db.execute("SELECT node_hash FROM turns WHERE off_policy = 0")
+            return {row[0] for row in rows}
+
     def tokens(self, turn_id: str) -> list[int]:
         """Prompt and output ids of a turn. Raises `JournalError` for an unknown turn."""
         with self._db.read() as db:

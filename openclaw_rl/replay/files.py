@@ -40,6 +40,20 @@ def find(path: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
+def in_data(folder: Path) -> list[Path]:
+    """Where conversations may lie in a data folder: files of its own beside OpenClaw's, too."""
+    return [*sorted(folder.glob("*.jsonl")), folder]
+
+
+def check(paths: Sequence[Path]) -> list[Path]:
+    """The files at `paths`, each once and read to its end. Raises `ReplayError`."""
+    found = list(dict.fromkeys(file for path in paths for file in find(path)))
+    for file in found:
+        for _ in read(file):
+            pass
+    return found
+
+
 def read(path: Path) -> Iterator[Conversation]:
     """The conversations in a file. Raises `ReplayError` with file and line."""
     if path.name.endswith(".sqlite"):

@@ -1,14 +1,16 @@
-"""Reads files into the journal, once: `openclaw-rl replay`.
+"""Reads files into the journal, once: `openclaw-rl replay`, and `up` with a data folder's own.
 
 Guarantees: all files are read before anything is written, so a broken line changes nothing; a
-turn that is in the journal already is left alone; a dry run writes nothing at all.
+turn that is in the journal already, replayed or served (an export of it lies in the folder), is
+left alone; a dry run writes nothing at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,20 +65,18 @@ def replay(
 
     Raises `ReplayError` (file:line) before anything is written.
     """
-    found = list(dict.fromkeys(file for path in paths for file in files.find(path)))
-    for file in found:
-        for _ in files.read(file):
-            pass
+    found = files.check(paths)
     total = Replay()
     with _journal(journal_path, dry_run) as journal:
         seen: set[str] = set()
+        served = journal.served() if journal is not None else set()
         for number, file in enumerate(found, 1):
             one = Replay(files=1)
             for past in files.read(file):
                 one.conversations += 1
                 turns = reader.turns(past, now, one.left_out)
-                one.added += _keep(turns, journal, seen, one.left_out, now, dry_run)
-            emit(f"[replay] {number} of {len(found)} · {file}: {describe(one, dry_run)}")
+                one.added += _keep(turns, journal, seen, served, one.left_out, now, dry_run)
+            emit(f"{number} of {len(found)} · {file}: {describe(one, dry_run)}")
             total.files += 1
             total.conversations += one.conversations
             total.added += one.added
@@ -96,22 +96,29 @@ def _keep(
     turns: Sequence[PastTurn],
     journal: Journal | None,
     seen: set[str],
+    served: Set[str],
     left_out: Counter[str],
     now: float,
     dry_run: bool,
 ) -> int:
     """Write what is new, a conversation at once; how many turns."""
-    added = 0
+    added, apart = 0, set()
     with contextlib.nullcontext() if journal is None or dry_run else journal.batch():
         for turn in turns:
-            turn_id = turn.record.turn_id
-            if turn_id in seen or (journal is not None and journal.knows(turn_id)):
+            record, turn_id = turn.record, turn.record.turn_id
+            if record.node_hash in served:
+                apart.add(turn_id)
+            if turn_id in seen or turn_id in apart or (journal and journal.knows(turn_id)):
                 left_out["known"] += 1
                 continue
             seen.add(turn_id)
             added += 1
             if journal is not None and not dry_run:
-                journal.record_turn(turn.record)
+                if record.parent_id in apart:  # which is not there under this id
+                    record = dataclasses.replace(
+                        record, parent_id=None, matched=0, shares_tokens=False
+                    )
+                journal.record_turn(record)
                 journal.set_next_state(turn_id, turn.next_state, now)
     return added
 

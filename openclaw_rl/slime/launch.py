@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = {key: value for key, value in vars(options).items() if "." in key}
         config = load_config(given, environ, tree=LaunchConfig)
         plan = make_plan(config, words[cut + 1 :], environ, python=sys.executable)
+        preflight.check_conversations(config)
         home = Path(config.data.path) / "slime"
         private, job = home / "runtime_env.json", f"openclaw-rl-{time.strftime('%Y%m%d-%H%M%S')}"
         way = cluster.way(config.slime, plan.train, private, runtime_env(plan), job)

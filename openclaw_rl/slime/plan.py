@@ -38,6 +38,7 @@ from openclaw_rl.slime.checks import (
     whole,
 )
 from openclaw_rl.slime.model_args import model_args, read_config
+from openclaw_rl.slime.services import SERVICES
 from openclaw_rl.slime.settings import LaunchConfig, is_used
 from openclaw_rl.slime.vocabulary import check_tokenizer, difference
 
@@ -274,6 +275,8 @@ def _hook_settings(
             values[f"gateway_{item.name}"] = getattr(config.gateway, item.name)
     values["gateway_context_length"] = _context(flags)
     values["gateway_max_tokens"] = whole(flags, "--rollout-max-response-len", 0) or None
+    if not config.data.replay:
+        values["start_services"] = [name for name in SERVICES if name != "replay"]
     for role in ("prm", "judge", "teacher"):
         values[f"{role}_engine"] = layout.engine_of(role)
     if config.slime.teacher == "policy":

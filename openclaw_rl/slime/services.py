@@ -28,7 +28,7 @@ from openclaw_rl.supervisor import MISCONFIGURED, STOP_SECONDS, Loop, supervise
 
 log = logging.getLogger("openclaw_rl.slime")
 
-SERVICES = ("serve", "judge")
+SERVICES = ("serve", "judge", "replay")
 _ASK_SECONDS = 5.0
 
 
@@ -72,7 +72,8 @@ def _ask(url: str) -> dict[str, Any]:
 
 
 class Services:
-    """Gateway and judge of one run. `args.start_services` names which to start (both)."""
+    """Gateway, judge, and past conversations once, of one run. `args.start_services` names which to
+    start (all)."""
 
     def __init__(self, args: Any) -> None:
         wanted = getattr(args, "start_services", None)
@@ -93,7 +94,7 @@ class Services:
             if name == "serve" and "engine" in _ask(gateway_url(self._args) + "/healthz"):
                 log.info("[slime] a gateway answers at %s: it is used", gateway_url(self._args))
                 continue
-            self._children[name] = _Child(Loop(name, self._commands[name]))
+            self._children[name] = _Child(Loop(name, self._commands[name], once=name == "replay"))
 
     def check(self) -> None:
         """Raise `ConfigError` where a child has ended for good."""
@@ -149,7 +150,8 @@ def gateway_url(args: Any) -> str:
 
 
 def command(args: Any, name: str) -> list[str]:
-    """The command of one service: `openclaw-rl serve` or `judge` with the settings of `args`."""
+    """The command of one service: `openclaw-rl serve`, `judge` or `replay` with the settings of
+    `args`."""
     journal = Path(args.journal_path)
     if journal.name != "journal.db":
         raise ConfigError(f"journal_path: the file must be called journal.db, not {journal.name}")
@@ -158,6 +160,7 @@ def command(args: Any, name: str) -> list[str]:
         flags["--temperature"] = getattr(args, "rollout_temperature", None)
         # Its turns must hold the policy's candidates, or the judge has nothing to compare.
         flags["--opd-top-k"] = getattr(args, "opd_top_k", None)
+    if name != "judge":
         flags |= _flags(args, GatewayConfig, "gateway_")
     else:
         # The weights of both signals too: the judge asks for none that counts nothing.

@@ -154,7 +154,7 @@ class LaunchConfig(Config):
 
 
 USED = (
-    *("model.path", "data.path", "rollout.", "gateway.", "judge.", "slime."),
+    *("model.path", "data.path", "data.replay", "rollout.", "gateway.", "judge.", "slime."),
     *("train.method", "train.w_rl", "train.w_opd", "train.opd_"),
     *("train.lora_rank", "train.lora_alpha"),
 )

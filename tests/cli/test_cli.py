@@ -87,6 +87,24 @@ def test_a_data_folder_that_cannot_be_made(capsys, tmp_path, model):
     assert "--data: cannot make" in line
 
 
+def test_a_conversation_in_the_data_folder_that_cannot_be_read(capsys, tmp_path, model):
+    data = tmp_path / "d"
+    data.mkdir()
+    (data / "past.jsonl").write_text('[{"role": "user", "content": "q"}]\n{"text": "secret"}\n')
+    common = ["--model", str(model), "--data", str(data), "--port", "0"]
+    line = complaint(capsys, "up", *common)
+    assert f"{data / 'past.jsonl'}:2: must be" in line
+    assert "--replay off" in line
+    assert "secret" not in line
+    assert not (data / "journal.db").exists()
+    with socket.socket() as other:  # without it, the next check speaks
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        line = complaint(capsys, "up", *common, "--replay", "off", "--engine-port", port)
+        assert "--engine-port" in line
+
+
 def test_a_port_in_use(capsys, tmp_path, model):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

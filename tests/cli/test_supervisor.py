@@ -1,6 +1,7 @@
 """The supervisor, with real processes: restart, misconfiguration, nothing left behind."""
 
 import asyncio
+import dataclasses
 import os
 import shlex
 import signal
@@ -41,6 +42,31 @@ async def test_a_dead_process_is_started_again_and_the_others_go_on(tmp_path):
     assert "[flaky] second life" in lines
     assert any(line.startswith("[up] flaky ended with status -9") for line in lines)
     assert lines.count("[steady] steady") == 1
+
+
+async def test_work_to_be_done_once_is_tried_again_until_it_is_done(tmp_path):
+    lines: list[str] = []
+    stop = asyncio.Event()
+    mark = tmp_path / "mark"
+    work = f"""
+        import pathlib, sys
+        mark = pathlib.Path({str(mark)!r})
+        if not mark.exists():
+            mark.touch()
+            sys.exit(1)
+        print("done")
+    """
+    once = dataclasses.replace(loop("once", work), once=True)
+    ends = loop("ends", "import time; time.sleep(1.5); print('ended')")
+
+    def emit(line: str) -> None:
+        lines.append(line)
+        if lines.count("[ends] ended") == 2:
+            stop.set()
+
+    assert await asyncio.wait_for(supervise([ends, once], emit, stop=stop), 30) == 0
+    assert lines.count("[once] done") == 1
+    assert len([line for line in lines if line.startswith("[up] once ended with status")]) == 1
 
 
 async def test_a_misconfigured_process_ends_the_whole():

@@ -8,7 +8,7 @@ import pytest
 
 from openclaw_rl.replay import openclaw
 from openclaw_rl.replay.conversation import ReplayError
-from openclaw_rl.replay.files import find, read
+from openclaw_rl.replay.files import check, find, in_data, read
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "openclaw_sessions"
 USER = {"role": "user", "content": "q"}
@@ -234,3 +234,15 @@ def test_half_characters_are_made_whole(tmp_path, first):
     path.write_text(first + entry + "\n")
     (talk,) = read(path)
     assert talk.messages[0]["content"] == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_data_folder_may_hold_files_of_its_own_beside_openclaws(tmp_path):
+    own = write(tmp_path / "past.jsonl", {"messages": [USER]})
+    sessions = tmp_path / "agents" / "main" / "sessions"
+    sessions.mkdir(parents=True)
+    theirs = write(sessions / "s.jsonl", (FIXTURES / "v2026.3.23-2.jsonl").read_text().strip())
+    assert find(tmp_path) == [theirs]
+    assert check(in_data(tmp_path)) == [own, theirs]
+    write(own, {"messages": [USER]}, "oops")
+    with pytest.raises(ReplayError, match=r"past\.jsonl:2: is no JSON"):
+        check(in_data(tmp_path))

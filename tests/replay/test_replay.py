@@ -19,6 +19,7 @@ from openclaw_rl.rewards.feedback import custom_rm
 from openclaw_rl.rollout import generate_rollout
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.templates import QWEN3_LIKE
+from tests.gateway.conftest import world
 from tests.judge.helpers import judge_all, make_args
 from tests.replay.test_files import FIXTURES, write
 
@@ -153,6 +154,38 @@ def test_no_live_conversation_goes_on_from_a_replayed_one(tmp_path, reader):
         assert journal.nodes(100) == []
         assert journal.fates().balanced()
         assert journal.fates().by_source["replay"].bound == 2
+
+
+async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp_path, model):
+    async with world(tmp_path, model) as served:
+        served.engine.say("Water.")
+        first = await served.chat("What is rain?")
+        served.engine.say("Frozen water.")
+        talk = [user("What is rain?"), first.replay(), user("And snow?")]
+        second = await served.chat(talk)
+        served.engine.say("Welcome.")
+        await served.chat([*talk, second.replay(), user(PRAISE)])
+    words = ["--data", str(tmp_path)]
+    exported = tmp_path / "out.jsonl"
+    assert main(["export", *words, str(exported)]) == 0
+    openclaws = [*talk, second.replay(), user(PRAISE)]  # as an agent keeps it: no tools, no system
+    more = [*openclaws, reply("Welcome."), user("Good."), reply("And hail?"), user(BLAME)]
+    write(tmp_path / "theirs.jsonl", {"messages": openclaws})
+    reader = open_reader(str(model), "tiny", "auto", None)
+    done = replay([tmp_path], reader, tmp_path / "journal.db", 1000.0)
+    assert (done.added, done.left_out) == (0, {"known": 7, "no_next_state": 1})
+    # What came later, elsewhere, is new; the turn before it is there, but under another id.
+    write(tmp_path / "theirs.jsonl", {"messages": more})
+    done = replay([tmp_path], reader, tmp_path / "journal.db", 1000.0)
+    assert done.added == 1
+    added = turns(tmp_path)[-1]
+    assert (added.reply["content"], added.parent_id, added.off_policy) == ("And hail?", None, True)
+    with Journal.open(tmp_path / "journal.db") as journal:
+        assert journal.fates().counters == {}
+    # What was replayed comes back by an export as little.
+    assert main(["export", *words, "--session", added.session_id, str(tmp_path / "b.jsonl")]) == 0
+    done = replay([tmp_path], reader, tmp_path / "journal.db", 2000.0)
+    assert done.added == 0
 
 
 def rollout_args(tmp_path, batch):

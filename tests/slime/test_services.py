@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from argparse import Namespace
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from openclaw_rl.config import load_config
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.journal import Journal
 from openclaw_rl.slime.services import Services, _ask, command, gateway_url
 from tests.e2e.system import free_port
 from tests.fakes.model import tiny_tokenizer
@@ -48,6 +50,38 @@ def test_slimes_settings_reach_gateway_and_judge(tmp_path: Path):
     }  # fmt: skip
 
 
+def test_past_conversations_are_read_as_the_gateway_reads_live_ones(tmp_path: Path):
+    args = arguments(tmp_path, gateway_reply_format="glm", gateway_context_length=4096, prm_m=5)
+    assert flags(command(args, "replay")) == {
+        "--model": "/models/policy", "--data": str(tmp_path / "data"),
+        "--reply-format": "glm", "--context-length": "4096",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_past_conversations_in_the_data_folder_are_learnt_from_once(tmp_path: Path):
+    model = tiny_tokenizer(tmp_path / "model")
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    talk.append({"role": "user", "content": "thanks"})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "past.jsonl").write_text(json.dumps(talk) + "\n")
+    args = arguments(tmp_path, hf_checkpoint=str(model), start_services=["replay"])
+    services = Services(args)
+    services.ensure()
+    services.ensure()
+    pause = threading.Event()
+    try:
+        with Journal.open(args.journal_path) as journal:
+            for _ in range(600):
+                if journal.fates().judging:
+                    break
+                pause.wait(0.1)
+            assert journal.fates().by_source["replay"].bound == 1
+        services.check()
+    finally:
+        services.close()
+
+
 def test_both_services_know_of_a_distillation_over_the_top_k(tmp_path: Path):
     args = arguments(tmp_path, opd_top_k=4, opd_hints=3, opd_tail=True)
     assert flags(command(args, "serve"))["--opd-top-k"] == "4"
@@ -60,7 +94,7 @@ def test_the_command_line_takes_every_flag(tmp_path: Path):
     from openclaw_rl.cli import build_parser
 
     args = arguments(tmp_path, gateway_max_inflight=3, prm_m=5, judge_concurrency=2, w_opd=0.5)
-    for name in ("serve", "judge"):
+    for name in ("serve", "judge", "replay"):
         options = build_parser().parse_args(command(args, name)[3:])
         assert options.command == name
 
