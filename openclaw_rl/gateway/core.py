@@ -103,12 +103,16 @@ class Gateway:
         """
         started = time.perf_counter()
         now = self._clock()
-        placement = self._place(request, caller, headers, now)
+        view = _view(request, caller, headers)
+        placement = self._without_lost_parent(self._tracker.place(view, now))
         if placement.kind == "main" and placement.next_state is not None:
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
             self._continued.add(placement.next_state.turn_id)
             self._spawn(self._journal_next_state(placement, placement.next_state, now))
         prompt = await self._prompts.build(request, placement, size, self.context_length)
+        if placement.parent_id is not None:
+            tokens = "kept" if prompt.shares_tokens else "new"
+            self._metrics.count("continued_turns", tokens=tokens)
         room = fit_max_tokens(
             request.max_tokens,
             self._settings.default_max_tokens,
@@ -148,8 +152,10 @@ class Gateway:
     async def count(
         self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], size: int
     ) -> int:
-        """How many tokens the prompt of this request would have. Nothing is recorded."""
-        placement = self._place(request, caller, headers, self._clock())
+        """How many tokens the prompt of this request would have. Nothing is recorded, and
+        no later request is placed otherwise because of it."""
+        view = _view(request, caller, headers)
+        placement = self._without_lost_parent(self._tracker.look(view, self._clock()))
         return len((await self._prompts.build(request, placement, size)).ids)
 
     async def run(self, turn: OpenTurn, sink: Sink, on_wait: OnWait | None = None) -> None:
@@ -210,19 +216,6 @@ class Gateway:
             await asyncio.wait(self._tasks)
 
     # -- parts ---------------------------------------------------------------------------------
-
-    def _place(
-        self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], now: float
-    ) -> Placement:
-        view = RequestView(
-            messages=request.messages,
-            headers=headers,
-            owner=caller.owner,
-            hints=request.hints,
-            key_session=caller.key_session,
-            has_tools=bool(request.tools),
-        )
-        return self._without_lost_parent(self._tracker.place(view, now))
 
     async def _generate(self, turn: OpenTurn, sink: Sink, on_wait: OnWait | None) -> None:
         deltas = self._engine.generate(
@@ -390,3 +383,14 @@ class Gateway:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("background work failed: %s", type(error).__name__)
+
+
+def _view(request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> RequestView:
+    return RequestView(
+        messages=request.messages,
+        headers=headers,
+        owner=caller.owner,
+        hints=request.hints,
+        key_session=caller.key_session,
+        has_tools=bool(request.tools),
+    )

@@ -72,8 +72,6 @@ class Prompts:
         text, known_ids = work() if size <= self._inline_chars else await self._in_thread(work)
         if limit is not None and (fewest := self._tokenizer.fewest(text, limit)) >= limit:
             raise prompt_too_long(fewest, limit)
-        if placement.parent_id is not None:
-            self._metrics.count("continued_turns", tokens="new" if known_ids is None else "kept")
         return Prompt(
             messages=messages,
             ids=compact(await self._encode(text)) if known_ids is None else known_ids,

@@ -4,8 +4,9 @@ Guarantees, whatever clients send:
 - no message of one session becomes the next state of another session's turn, and histories never
   match across owners or across explicit session names;
 - a turn gets at most one next state among committed turns; side requests give none, get none;
-- `place` depends only on the requests seen so far and changes nothing in the tree; its cost is
-  linear in the request, mostly in what is new to its session; memory is bounded by `max_turns`.
+- `place` depends only on the requests seen so far and changes nothing in the tree, `look` nothing
+  at all but the time that reading takes; their cost is linear in the request, mostly in what is
+  new to its session; memory is bounded by `max_turns`.
 
 Pure: no I/O, no clock (the caller passes `now`). Not thread-safe; one event loop owns it.
 """
@@ -24,17 +25,16 @@ from openclaw_rl.session.canonical import (
     extend,
     read_history,
     text_of,
-    without_internal,
 )
 from openclaw_rl.session.identity import identify, is_conversation, is_named
 from openclaw_rl.session.kind import last_user, named_kind, side_pattern, toolless
+from openclaw_rl.session.next_state import next_state_of
 from openclaw_rl.session.readings import Readings
 from openclaw_rl.session.tree import Node, Tree
 from openclaw_rl.session.types import (
     Identity,
     Kind,
     Message,
-    NextState,
     NodeState,
     Placement,
     RequestView,
@@ -43,6 +43,9 @@ from openclaw_rl.session.types import (
 _RETRY_SECONDS = 600.0
 """How long after a turn a request without any name may still be its client's retry. OpenClaw
 repeats silently after about 82 s, SDKs give up after ten minutes."""
+
+_NAMED, _EXTENDS = "header:x-turn-type", "extends"
+"""Why a request is of its kind, where that is asked for again."""
 
 _CLIENTS = 1024
 """How many (owner, program) pairs and sessions are remembered for telling main from side."""
@@ -71,7 +74,21 @@ class Tracker:
         return self._tree.turns
 
     def place(self, view: RequestView, now: float) -> Placement:
-        """Where this request belongs. The tree changes only by `commit`."""
+        """Where this request belongs. The tree changes only by `commit`; here it is noted who
+        names turns, which sessions have tools, and which was used last."""
+        placement = self.look(view, now)
+        if placement.kind_reason == _NAMED:
+            _remember(self._namers, _program(view))
+        session = (view.owner, placement.session_id)
+        opens = placement.kind == "main" and placement.kind_reason != _EXTENDS
+        if opens and view.has_tools and placement.source not in ("new", "body:user"):
+            _remember(self._tool_sessions, session)
+        self._opened += placement.source == "new"
+        self._tree.touch(*session)
+        return placement
+
+    def look(self, view: RequestView, now: float) -> Placement:
+        """What `place` would say; nothing is noted."""
         named = identify(view)
         history = self._read(view, named)
         parent, mark = self._parent(view, history, named)
@@ -84,9 +101,8 @@ class Tracker:
             identity = Identity(retried.session_id, "history")
         if identity is None:
             identity = self._new_session(view.owner, history.request_hash, now)
-        self._tree.touch(view.owner, identity.session_id)
         matched = 0 if mark is None else _behind_empty(history, mark.end)
-        next_state = _next_state(view, history, kind, parent, mark)
+        next_state = next_state_of(view, history, kind, parent, mark)
         superseded = () if parent is None or next_state is None else self._twins(parent)
         return Placement(
             session_id=identity.session_id,
@@ -218,7 +234,6 @@ class Tracker:
 
     def _new_session(self, owner: str, request_hash: str, now: float) -> Identity:
         """A name of our own. Two users may open with the same words at the same time."""
-        self._opened += 1
         seed = f"{owner}\0{request_hash}\0{now!r}\0{self._opened}"
         name = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
         return Identity(f"chat-{name}", "new")
@@ -254,33 +269,27 @@ class Tracker:
         identity: Identity | None,
         parent: Node | None,
     ) -> tuple[Kind, str]:
-        program = (view.owner, view.headers.get("user-agent", ""))
         session = None
         if identity is not None and identity.source != "body:user":
             session = (view.owner, identity.session_id)
         explicit = named_kind(view.headers)
         if explicit is not None:
-            _remember(self._namers, program)
-            if explicit == "main" and view.has_tools and session:
-                _remember(self._tool_sessions, session)
-            return explicit, "header:x-turn-type"
+            return explicit, _NAMED
         pattern = side_pattern(view.messages, history.traces)
         if pattern is not None:
             return "side", f"pattern:{pattern}"
         if toolless(view.headers, view.has_tools):
             return "side", "no tools in a program with tools"
         if parent is not None and parent.kind == "main":
-            return "main", "extends"
+            return "main", _EXTENDS
         if last_user(view.messages, history.traces) is None:
             return "side", "no user message"
         if self._unnamed == "side":
             return "side", "unnamed"
-        if self._unnamed == "auto" and program in self._namers:
+        if self._unnamed == "auto" and _program(view) in self._namers:
             return "side", "unnamed among named turns"
         if session in self._tool_sessions and not view.has_tools:
             return "side", "no tools in a session with tools"
-        if view.has_tools and session:
-            _remember(self._tool_sessions, session)
         return "main", "opens"
 
     # -- retries ------------------------------------------------------------------------------
@@ -345,36 +354,6 @@ def _choose(nodes: Iterable[Node], system_hash: str, prefer: frozenset[str]) -> 
     )
 
 
-def _next_state(
-    view: RequestView, history: History, kind: Kind, parent: Node | None, mark: Mark | None
-) -> NextState | None:
-    """What followed the parent's reply, up to the next reply of anybody's."""
-    if kind == "side" or parent is None or parent.kind == "side":
-        return None
-    if parent.answered or parent.retried:
-        return None
-    if mark is None:  # re-worded in the middle: the reply is the last one of the request
-        mark = next(m for m in reversed(history.marks) if m.node)
-    followed: list[Message] = []
-    for message, trace in zip(view.messages[mark.end :], history.traces[mark.end :], strict=True):
-        if trace in (Trace.SYSTEM, Trace.TRANSIENT, Trace.EMPTY):
-            continue
-        if message.get("role") == "assistant":
-            break
-        followed.append(without_internal(message))
-    if not followed or _repeats(history, mark):
-        return None
-    return NextState(parent.turn_id, tuple(followed))
-
-
-def _repeats(history: History, mark: Mark) -> bool:
-    """Whether the user only said the same again after a turn without a visible reply."""
-    if mark.node:
-        return False
-    at = next(i for i, other in enumerate(history.marks) if other is mark)
-    return at + 1 < len(history.marks) and history.digests[at] == history.digests[at + 1]
-
-
 def _behind_empty(history: History, end: int) -> int:
     while end < len(history.traces) and history.traces[end] is Trace.EMPTY:
         end += 1
@@ -386,6 +365,10 @@ def _says_retry(headers: Mapping[str, str]) -> bool:
     if count.isdecimal() and count.strip("0"):  # no int(): a header may hold any digits
         return True
     return headers.get("x-retry", "").strip().lower() not in ("", "0", "false", "no")
+
+
+def _program(view: RequestView) -> tuple[str, str]:
+    return view.owner, view.headers.get("user-agent", "")
 
 
 def _remember(seen: OrderedDict[tuple[str, str], None], key: tuple[str, str]) -> None:

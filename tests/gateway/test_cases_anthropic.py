@@ -233,6 +233,16 @@ async def test_case_11_count_tokens_is_what_the_prompt_then_has(served):
         assert counted.input_tokens == len(served.engine.requests[1].ids)
 
 
+async def test_case_11_counting_tokens_changes_nothing_for_later_requests(served):
+    """A counted request that names its turn and has tools is no sign that others should."""
+    words = {"messages": [{"role": "user", "content": "How many?"}], "model": "tiny"}
+    names = {"x-session-id": "s", "x-turn-type": "main"}
+    async with sdk(served) as client:
+        await client.messages.count_tokens(tools=[TOOL], extra_headers=names, **words)
+        await client.messages.create(max_tokens=5, extra_headers={"x-session-id": "s"}, **words)
+    assert (served.only_turn().kind, served.only_turn().kind_reason) == ("main", "opens")
+
+
 async def test_case_11_models_are_listed_for_both_sdks(served):
     async with sdk(served) as client:
         listed = [entry async for entry in client.models.list()]
