@@ -108,7 +108,8 @@ class GatewayConfig:
     reply_format: str = _setting(
         "auto",
         "how the model writes tool calls and reasoning: auto (as its chat template says), hermes, "
-        "qwen3-coder, deepseek, glm, kimi, llama3, gpt-oss, or sglang:NAME (SGLang's own parser)",
+        "qwen3-coder, deepseek, glm, kimi, llama3, gpt-oss; sglang (SGLang's own parser for what "
+        "the template says) or sglang:NAME",
         flag="--reply-format",
     )
     keepalive_seconds: float = _setting(

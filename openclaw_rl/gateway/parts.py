@@ -29,7 +29,7 @@ from openclaw_rl.journal.records import Endpoint, Turn
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.wire.formats import ReplyFormat, choose_format, find_format
+from openclaw_rl.wire.formats import ReplyFormat, format_for
 
 log = logging.getLogger("openclaw_rl.gateway")
 
@@ -179,12 +179,12 @@ def _load_model(settings: GatewaySettings) -> tuple[ChatTokenizer, ReplyFormat, 
     """Tokenizer and reply format of the served model, which belong together: the one must show the
     marks that the other reads. And what gave the format away."""
     tokenizer = ChatTokenizer.load(settings.model_path)
-    if settings.reply_format == "auto":
-        chosen, by = choose_format(
-            tokenizer.template, tokenizer.added_tokens.keys(), settings.served_name
-        )
-    else:
-        chosen, by = find_format(settings.reply_format), "--reply-format"
+    chosen, by = format_for(
+        settings.reply_format,
+        tokenizer.template,
+        tokenizer.added_tokens.keys(),
+        settings.served_name,
+    )
     log.info("reply format %s (by %s)", chosen.name, by)
     return tokenizer.showing(chosen.marks, chosen.inner), chosen, by
 

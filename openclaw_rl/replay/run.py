@@ -19,7 +19,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
 from openclaw_rl.replay import files
 from openclaw_rl.replay.turns import PastTurn, Reader
-from openclaw_rl.wire.formats import choose_format, find_format
+from openclaw_rl.wire.formats import format_for
 
 
 @dataclass
@@ -42,10 +42,9 @@ def open_reader(
 ) -> Reader:
     """The reader for a served model. Raises `ConfigError`."""
     tokenizer = ChatTokenizer.load(model_path)
-    if reply_format == "auto":
-        chosen, _ = choose_format(tokenizer.template, tokenizer.added_tokens.keys(), served_name)
-    else:
-        chosen = find_format(reply_format)
+    chosen, _ = format_for(
+        reply_format, tokenizer.template, tokenizer.added_tokens.keys(), served_name
+    )
     length = context_length or tokenizer.context_length
     if not length:
         raise ConfigError("the model does not tell its context length: set --context-length")

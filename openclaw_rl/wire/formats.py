@@ -1,14 +1,15 @@
 """Which model writes its replies how: the one place that knows.
 
 A `ReplyFormat` makes the parser of a reply. `choose_format` reads it off the chat template and
-the special tokens, then off the model's name; `find_format` takes the name that a person gave.
+the special tokens, then off the model's name; `find_format` takes the name that a person gave;
+`format_for` does what `--reply-format` says.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openclaw_rl.errors import ConfigError
@@ -16,8 +17,8 @@ from openclaw_rl.wire import harmony, sglang_calls, syntax
 from openclaw_rl.wire.reply import ReplyParser, ReplyReader, new_call_id
 from openclaw_rl.wire.syntax import CallSyntax, schemas
 
-SGLANG = "sglang:"
-"""`sglang:NAME` is the parser NAME of an installed SGLang."""
+SGLANG = "sglang"
+"""`sglang:NAME` is the parser NAME of an installed SGLang, `sglang` the one that fits the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +138,40 @@ def choose_format(
 
 
 def find_format(name: str) -> ReplyFormat:
-    """The format that `--reply-format` names. Raises `ConfigError` where there is none."""
-    if name.startswith(SGLANG):
-        return _of_sglang(name.removeprefix(SGLANG))
+    """The format of that name. Raises `ConfigError` where there is none."""
+    if name.startswith(f"{SGLANG}:"):
+        return _of_sglang(name.removeprefix(f"{SGLANG}:"))
     if name not in FORMATS:
         known = ", ".join(FORMATS)
         raise ConfigError(
-            f"--reply-format: {name!r} is none of auto, {known}, {SGLANG}NAME (SGLang's own)"
+            f"--reply-format: {name!r} is none of auto, {known}, {SGLANG}, {SGLANG}:NAME "
+            "(SGLang's own)"
         )
     return FORMATS[name]
 
 
+def check_asked(asked: str) -> None:
+    """Raises `ConfigError` where `--reply-format` asks for what no model can have here."""
+    if asked == SGLANG:
+        sglang_calls.require(asked)
+    elif asked != "auto":
+        find_format(asked)
+
+
+def format_for(
+    asked: str, template: str, tokens: Collection[str], model: str = ""
+) -> tuple[ReplyFormat, str]:
+    """The format that `--reply-format` asks for, and what gave it away; of the model as
+    `choose_format`. Raises `ConfigError` where it cannot be had."""
+    if asked not in ("auto", SGLANG):
+        return find_format(asked), "--reply-format"
+    chosen, by = choose_format(template, tokens, model)
+    if asked == SGLANG and chosen.name in FORMATS:
+        chosen = _of_sglang(sglang_calls.name_for(chosen.name, template))
+    return chosen, by
+
+
 def _of_sglang(name: str) -> ReplyFormat:
-    return _format(SGLANG + name, sglang_calls.load(name))
+    made = _format(f"{SGLANG}:{name}", sglang_calls.load(name))
+    own = sglang_calls.kin(name)
+    return replace(made, marks=made.marks | FORMATS[own].marks) if own else made

@@ -1,4 +1,5 @@
-"""SGLang's own tool-call parsers, for the formats that are not in `syntax.py`.
+"""SGLang's own tool-call parsers: for the formats that are not in `syntax.py`, and for whoever
+prefers them in the others.
 
 SGLang is imported only when one of them is asked for: that takes seconds and brings torch with
 it. Its detector reads a whole section at once, when the reply is over, so the result does not
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +30,36 @@ _SIGNS = (
 """SGLang's name of a format, and what its chat template holds. Others can be asked for by name."""
 
 
+_KIN = (
+    ("hermes", "qwen25", ""),
+    ("qwen3-coder", "qwen3_coder", ""),
+    ("glm", "glm47", "</arg_key><arg_value>"),
+    ("glm", "glm45", ""),
+    ("kimi", "kimi_k2", ""),
+    ("deepseek", "deepseekv4", "<｜DSML｜tool_calls>"),
+    ("deepseek", "deepseekv32", "｜DSML｜"),
+    ("deepseek", "deepseekv3", "```json"),
+    ("deepseek", "deepseekv31", ""),
+    ("llama3", "llama3", ""),
+)
+"""Our format, SGLang's name for it, and what the chat template of that generation holds; the first
+that fits. None for gpt-oss: SGLang's reads calls, but not the channels around them."""
+
+
+def name_for(ours: str, template: str) -> str:
+    """SGLang's parser for what is our format `ours` in this template. Raises `ConfigError`."""
+    for own, name, sign in _KIN:
+        if own == ours and sign in template:
+            return name
+    raise ConfigError(f"--reply-format sglang: SGLang has no parser that reads all of {ours}: "
+                      "leave the flag out")  # fmt: skip
+
+
+def kin(name: str) -> str | None:
+    """Our format of the same models as SGLang's parser `name`."""
+    return next((own for own, theirs, _ in _KIN if theirs == name), None)
+
+
 def detect(template: str) -> str | None:
     """SGLang's name for the calls of a chat template that is none of ours; None: not known."""
     return next((name for name, sign in _SIGNS if sign in template), None)
@@ -38,10 +70,16 @@ def installed() -> bool:
     return importlib.util.find_spec("sglang") is not None
 
 
+def require(asked: str) -> None:
+    """Raises `ConfigError` where SGLang is not here."""
+    if not installed():
+        raise ConfigError(f"--reply-format {asked}: SGLang is not installed here")
+
+
 def load(name: str) -> CallSyntax:
     """SGLang's parser `name` as a syntax. Raises `ConfigError` where it cannot be had."""
-    if not installed():
-        raise ConfigError(f"--reply-format sglang:{name}: SGLang is not installed here")
+    require(f"sglang:{name}")
+    logging.getLogger("sglang.srt.function_call").setLevel(logging.CRITICAL)  # they quote replies
     try:
         parsers: Any = importlib.import_module(_PARSER).FunctionCallParser.ToolCallParserEnum
         # Calls of tools that were not offered would vanish, with their text.
@@ -61,9 +99,12 @@ def load(name: str) -> CallSyntax:
         )
 
     def read(opened: str, body: str, tools: Tools) -> Section:
-        return _read(parsers[name], opened + body, tools)
+        section = _read(parsers[name], opened + body, tools)
+        if not opened and any(call.name not in tools for call in section.calls):
+            return Section()  # an answer in JSON
+        return section
 
-    return CallSyntax({mark: None}, read, lambda body: True)
+    return CallSyntax({mark: None}, read, lambda body: True, bare=kin(name) == "llama3")
 
 
 def _opening(detector: Any) -> str:
