@@ -142,6 +142,15 @@ class RealOpenClaw:
         )
         return json.loads(said[said.index("{") :])
 
+    def key_of(self, user: str) -> str:
+        """OpenClaw's key of the session of `user`."""
+        return f"agent:main:openai-user:{user}"
+
+    async def tokens_of(self, user: str) -> int:
+        """The tokens of the session of `user`, as OpenClaw counts them."""
+        sessions = (await self.call("sessions.list"))["sessions"]
+        return int(next(one for one in sessions if one["key"] == self.key_of(user))["totalTokens"])
+
     async def _run(self, *command: str) -> str:
         process = await asyncio.create_subprocess_exec(
             *command,
