@@ -183,7 +183,7 @@ def _up(config: Config, words: list[str]) -> int:
     ]
     if config.engine.command:
         loops.insert(0, leashed("engine", config.engine.command))
-    elif not config.engine.outside:
+    elif not config.engine.url:
         preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
 
     def emit(line: str) -> None:
@@ -207,7 +207,7 @@ def _up(config: Config, words: list[str]) -> int:
     return asyncio.run(supervise(loops, emit, report))
 
 
-def _serve(config: Config, _: list[str]) -> int:
+def _serve(config: Config, words: list[str]) -> int:
     from openclaw_rl.gateway.app import run
     from openclaw_rl.gateway.settings import GatewaySettings
     from openclaw_rl.upkeep import keep_up
@@ -216,7 +216,9 @@ def _serve(config: Config, _: list[str]) -> int:
     preflight.check_data(config)
     preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
-    gateway = config.gateway
+    gateway, engine = config.gateway, config.engine
+    # An engine with our adapters is announced by the trainer once the first is loaded.
+    announced = engine.kind != "auto" or "--supervised" in words
     settings = GatewaySettings(
         host=gateway.host,
         port=gateway.port,
@@ -224,10 +226,8 @@ def _serve(config: Config, _: list[str]) -> int:
         model_path=config.model.path,
         served_name=config.served_name,
         journal_path=config.journal_path,
-        # An engine with our adapters is announced by the trainer once the first is loaded.
-        engine_url=None if config.engine.outside else config.engine.url or None,
-        engine_kind="sglang" if config.engine.kind == "auto" else config.engine.kind,
-        engine_api_key=config.engine.api_key or None,
+        engine_url=None if announced else engine.url or None,
+        engine_api_key=engine.api_key or None,
         keepalive_seconds=gateway.keepalive_seconds,
         wait_seconds=gateway.engine_wait_seconds,
         temperature=gateway.temperature,
@@ -265,7 +265,7 @@ def _train(config: Config, _: list[str]) -> int:
     preflight.check_model(config)
     preflight.check_data(config)
     preflight.check_training(config)
-    if not config.engine.outside:
+    if not config.engine.url:
         preflight.check_port("127.0.0.1", config.engine.port, "--engine-port")
     from openclaw_rl.local.host import run_host
 

@@ -105,7 +105,7 @@ def _python(config: Config) -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("ok", "python", version)
     missing = [name for name in ("torch", "peft") if importlib.util.find_spec(name) is None]
-    if missing and (config.engine.outside or not config.engine.url):
+    if missing:
         yield Finding(
             "warn",
             "packages",

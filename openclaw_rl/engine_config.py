@@ -16,8 +16,9 @@ class EngineConfig:
     )
     kind: str = _setting(
         "auto",
-        "what is at --engine-url and gets our weights as adapters: vllm or sglang (auto: an engine "
-        "that speaks SGLang's /generate, and whose weights are not ours)",
+        "what is at --engine-url: vllm or sglang, which gets our weights as adapters (auto: up and "
+        "train ask it; serve by itself takes it for an engine or router that speaks SGLang's "
+        "/generate, and whose weights are somebody else's)",
         flag="--engine",
         choices=("auto", "vllm", "sglang"),
     )
@@ -49,8 +50,3 @@ class EngineConfig:
     threads: int = _setting(
         0, "CPU threads of the engine (0: half of the cores)", flag="--engine-threads", low=0
     )
-
-    @property
-    def outside(self) -> bool:
-        """Whether our weights are served by an engine outside, as adapters."""
-        return bool(self.url) and self.kind != "auto"

@@ -26,8 +26,8 @@ def hook_args(config: Config) -> Namespace:
         keep_checkpoints=train.keep_checkpoints,
         host_name="local",
         # engine
-        engine_url=engine.url.rstrip("/") if engine.outside else None,
-        engine_kind=engine.kind if engine.outside else "embedded",
+        engine_url=engine.url.rstrip("/") or None,
+        engine_kind=engine.kind if engine.url else "embedded",
         engine_api_key=engine.api_key or None,
         adapter_dir=engine.adapter_dir or None,
         adapter_dir_at_engine=engine.adapter_dir_at_engine or None,
@@ -109,5 +109,5 @@ def hook_args(config: Config) -> Namespace:
 def _tis_clip(config: Config) -> float:
     """An engine of another make computes other log-probs than the trainer does."""
     if config.train.tis_clip < 0:
-        return 2.0 if config.engine.outside else 0.0
+        return 2.0 if config.engine.url else 0.0
     return config.train.tis_clip

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import os
 import socket
 from pathlib import Path
 
-from openclaw_rl.engine.kinds import abilities_of
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.engine.kinds import connections
+from openclaw_rl.engine.survey import survey
+from openclaw_rl.errors import ConfigError, EngineUnavailable
+from openclaw_rl.hook_args import hook_args
 from openclaw_rl.hooks import load_hook
-from openclaw_rl.judge.choice import teacher_list
+from openclaw_rl.local.train_args import needs_of
 from openclaw_rl.replay import files
 from openclaw_rl.replay.conversation import ReplayError
 from openclaw_rl.settings import Config
@@ -94,7 +98,8 @@ def check_training(config: Config) -> None:
 
 
 def check_engine(config: Config) -> None:
-    """An engine outside must be named in full, and be able to do what the settings ask for."""
+    """An engine outside must be named in full; where it answers already, it must be able to do what
+    the settings ask for (the host asks again, and waits for it)."""
     engine = config.engine
     if not engine.url:
         for value, flag in (
@@ -105,20 +110,16 @@ def check_engine(config: Config) -> None:
             if value:
                 raise ConfigError(f"{flag} belongs to an engine outside: give its --engine-url")
         return
-    if not engine.outside:
-        raise ConfigError("--engine-url: say what it is, to train beside it: --engine vllm|sglang")
     if not engine.url.startswith(("http://", "https://")) or engine.url.rstrip("/").endswith("/v1"):
         raise ConfigError(
             f"--engine-url {engine.url}: give the server itself, like http://127.0.0.1:8000"
         )
-    able, top_k = abilities_of(engine.kind), config.train.opd_top_k
-    if top_k and config.train.method != "rl" and teacher_list(top_k) > able.top_logprobs:
-        raise ConfigError(
-            f"--opd-top-k {top_k} asks the teacher for {teacher_list(top_k)} candidates of a "
-            f"token, but --engine {engine.kind} gives {able.top_logprobs}"
-        )
-    if config.gateway.temperature != 1 and not able.any_temperature:
-        raise ConfigError(
-            f"--temperature {config.gateway.temperature:g}: --engine {engine.kind} gives log-probs "
-            "at temperature 1 only, so nothing could be trained"
-        )
+    with contextlib.suppress(EngineUnavailable):
+        asyncio.run(_ask_engine(config))
+
+
+async def _ask_engine(config: Config) -> None:
+    engine, needs = config.engine, needs_of(hook_args(config))
+    async with connections(engine.api_key) as http:
+        found = await survey(engine.kind, engine.url.rstrip("/"), http, needs.candidates)
+    found.check(needs)

@@ -141,9 +141,12 @@ def render_status(status: dict[str, Any]) -> str:
     if status["mismatch"]:
         gap = status["mismatch"]
         skipped = f" · SKIPPED ({gap['skipped']})" if gap["skipped"] else ""
+        cut = gap.get("truncated")
+        truncated = "" if cut is None else f" · {100 * cut:.1f} % of the weights truncated"
         lines.append(
             f"mismatch |log-prob of engine - of trainer| mean {gap['mean']:.4f}, max "
-            f"{gap['max']:.2f} over {gap['tokens']} tokens of rollout {gap['rollout']}{skipped}"
+            f"{gap['max']:.2f} over {gap['tokens']} tokens of rollout {gap['rollout']}"
+            f"{truncated}{skipped}"
         )
     if status["by_source"]:
         lines.append("sessions " + render_sources(status["by_source"]))

@@ -51,7 +51,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the run is kept")
     parser.add_argument("--models", type=Path, default=Path("models"), help="where models are kept")
     parser.add_argument("--engine-url", help="a vLLM or SGLang that serves, in place of our engine")
-    parser.add_argument("--engine", choices=("vllm", "sglang"), help="which of the two it is")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), help="which, if it does not say")
     parser.add_argument(
         "--at-least", type=float, help="fail unless this share is satisfied at last"
     )
@@ -65,12 +65,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
 
 
 def engine_flags(options: argparse.Namespace) -> tuple[str, ...]:
-    """Flags for an engine outside; vLLM's log-probs are those at temperature 1."""
+    """Flags for an engine outside."""
     if not options.engine_url:
         return ()
-    engine = options.engine or "vllm"
-    temperature = ("--temperature", "1") if engine == "vllm" else ()
-    return ("--engine-url", options.engine_url, "--engine", engine, *temperature)
+    kind = ("--engine", options.engine) if options.engine else ()
+    return ("--engine-url", options.engine_url, *kind)
 
 
 def without_settings(environ: Mapping[str, str], keep: Collection[str] = ()) -> dict[str, str]:

@@ -26,6 +26,7 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.dialect import Dialect
+from openclaw_rl.engine.refusals import NO_SUCH_PATH
 from openclaw_rl.engine.sse import EventLines
 from openclaw_rl.engine.transport import Lost, Transport
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, join
@@ -83,8 +84,8 @@ class _Patience:
 
 
 class EngineClient:
-    """See the module; `dialect` says how the engine is spoken to. One instance serves any number
-    of streams of one event loop.
+    """See the module; `dialect` says how the engine is spoken to (a function is asked before every
+    try). One instance serves any number of streams of one event loop.
 
     `url` may be a function: it is asked before every try, and None means "not there yet".
     `http` pools the connections; its connector wants `limit=0`, or streams queue behind each other.
@@ -96,7 +97,7 @@ class EngineClient:
 
     def __init__(
         self,
-        dialect: Dialect,
+        dialect: Dialect | Callable[[], Dialect],
         url: str | Callable[[], str | None],
         http: aiohttp.ClientSession,
         *,
@@ -105,13 +106,17 @@ class EngineClient:
         silence_seconds: float = 30.0,
         join_deltas: bool = False,
     ) -> None:
-        self._dialect = dialect
+        self._spoken = dialect
         self._adapter = adapter
         self._transport = Transport(url, http, silence_seconds)
         self._join_deltas = join_deltas
         self._wait_seconds = wait_seconds
         self._calls: dict[str, _Call] = {}
         self._tasks: set[asyncio.Task[bool]] = set()
+
+    @property
+    def _dialect(self) -> Dialect:
+        return self._spoken() if callable(self._spoken) else self._spoken
 
     @property
     def abilities(self) -> Abilities:
@@ -211,17 +216,18 @@ class EngineClient:
             raise ValueError(f"start is {start}, but must be between 1 and {len(ids)}")
         if start == len(ids):
             return Scores([], [] if top else None)
-        body = self._dialect.scoring(ids, start, top, rid, self._adapter())
         patience = _Patience(self._wait_seconds)
         fresh = False
         while True:
+            dialect = self._dialect
+            body = dialect.scoring(ids, start, top, rid, self._adapter())
             try:
                 async with self._transport.exchange(
-                    self._dialect.path, body, len(ids), fresh=fresh
+                    dialect.path, body, len(ids), fresh=fresh
                 ) as exchange:
                     data = await exchange.response.read()
                     exchange.finished = True
-                scores = self._dialect.scores(data, ids, start, top)
+                scores = dialect.scores(data, ids, start, top)
             except Lost as lost:
                 await asyncio.sleep(patience.pause(str(lost), lost.faulty, _now()))
                 fresh = True
@@ -248,9 +254,13 @@ class EngineClient:
         """What the engine says of its model: `model_path`, `context_length` where it tells."""
         return self._dialect.info(await self._transport.fetch(*self._dialect.info_paths))
 
+    async def models(self) -> Any:
+        """The engine's own list of models and adapters, as it answers."""
+        return await self._transport.fetch("/v1/models")
+
     async def adapters(self) -> frozenset[str]:
         """Names of the adapters that the engine holds. Raises EngineUnavailable."""
-        return self._dialect.adapters(await self._transport.fetch("/v1/models"))
+        return self._dialect.adapters(await self.models())
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Let the engine load a PEFT folder, at the path where it sees it, under a new name.
@@ -277,17 +287,18 @@ class EngineClient:
         top: int,
     ) -> AsyncGenerator[Delta, None]:
         """One request, one stream, up to its finish; Lost if there was none."""
-        adapter = call.adapter = self._adapter()
-        body, reader = self._dialect.generation(ids, sampling, call.engine_rid, adapter, top)
+        adapter, dialect = self._adapter(), self._dialect
+        call.adapter = adapter
+        body, reader = dialect.generation(ids, sampling, call.engine_rid, adapter, top)
         lines = EventLines()
         call.tries += 1
         fresh = call.tries > 1
         try:
             async with self._transport.exchange(
-                self._dialect.path, body, len(ids), routing_key, fresh=fresh
+                dialect.path, body, len(ids), routing_key, fresh=fresh
             ) as exchange:
                 call.response = exchange.response
-                if call.aborted.is_set() and not self.abilities.abort_by_id:
+                if call.aborted.is_set() and not dialect.abilities.abort_by_id:
                     return  # it was called off before there was a connection to close
                 while chunk := await exchange.read():
                     waiting: Delta | None = None
@@ -342,8 +353,8 @@ class EngineClient:
         if answer is None:
             raise EngineUnavailable(f"no answer to {path}")
         status, reason = answer
-        if status == 404:
-            raise EngineRefused(404, f"the engine has no {path}: was it started with adapters on?")
+        if status == 404 and reason in NO_SUCH_PATH:
+            raise EngineRefused(501, f"the engine has no {path}: was it started with adapters on?")
         if status >= 400:
             raise EngineRefused(status, f"{path}: {reason}")
 

@@ -8,13 +8,20 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.sglang import SGLang, SGLangEngine
-from openclaw_rl.engine.types import Abilities
-from openclaw_rl.engine.vllm import VLLM, VLLMEngine
+from openclaw_rl.engine.dialect import Dialect
+from openclaw_rl.engine.sglang import SGLang
+from openclaw_rl.engine.vllm import VLLM
 
-_KINDS: Mapping[str, Callable[..., EngineClient]] = {"sglang": SGLangEngine, "vllm": VLLMEngine}
+KINDS: Mapping[str, type[SGLang] | type[VLLM]] = {"sglang": SGLang, "vllm": VLLM}
 
 _CONNECT_SECONDS = 5.0
+
+
+def dialect_of(kind: str | None, known: Mapping[str, Any] | None = None) -> Dialect:
+    """How an engine of this kind is spoken to (None and "embedded": as SGLang is). `known`: what
+    was found out of its abilities, by name."""
+    dialect = KINDS.get(kind or "", SGLang)
+    return dialect(dialect.abilities.told(known or {}))
 
 
 def open_engine(
@@ -23,13 +30,8 @@ def open_engine(
     http: aiohttp.ClientSession,
     **options: Any,
 ) -> EngineClient:
-    """The client of an engine of this kind (None and "embedded": SGLang's dialect)."""
-    return _KINDS.get(kind or "", SGLangEngine)(url, http, **options)
-
-
-def abilities_of(kind: str) -> Abilities:
-    """What engines of this kind can do."""
-    return VLLM.abilities if kind == "vllm" else SGLang.abilities
+    """The client of an engine of this kind."""
+    return EngineClient(dialect_of(kind), url, http, **options)
 
 
 def connections(api_key: str | None = None, **options: Any) -> aiohttp.ClientSession:

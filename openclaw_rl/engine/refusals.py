@@ -15,6 +15,10 @@ from openclaw_rl.errors import ContextOverflow, EngineRefused
 RETRIED_STATUS = frozenset({408, 425, 429, 502, 503, 504})
 """The engine (or the router before it) is away or busy: the same request may succeed later."""
 
+NO_REASON = "no reason given"
+NO_SUCH_PATH = frozenset({"Not Found", NO_REASON})
+"""Reasons beside a 404 that speak of the path (FastAPI's words, or none), not of what was asked."""
+
 _LIMITS = (
     re.compile(r"context length(?: of| is|\s)*\(?(\d+) ?(?:tokens)?"),
     re.compile(r"maximum allowed length \((\d+) tokens\)"),
@@ -58,8 +62,8 @@ def reason_of(body: bytes) -> str:
     try:
         value: Any = json.loads(body)
     except ValueError:
-        return "no reason given"
-    for key in ("error", "message", "detail"):
+        return NO_REASON
+    for key in ("error", "message", "detail", "error_message"):
         if isinstance(value, dict) and key in value:
             value = value[key]
     if isinstance(value, list):  # FastAPI's validation errors: their "input" echoes the request
@@ -69,4 +73,4 @@ def reason_of(body: bytes) -> str:
             if isinstance(item, dict)
         ]
         value = ", ".join(fields)
-    return value[:300] if isinstance(value, str) and value else "no reason given"
+    return value[:300] if isinstance(value, str) and value else NO_REASON

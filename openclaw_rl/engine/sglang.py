@@ -25,6 +25,9 @@ class SGLang:
     info_paths: tuple[str, ...] = ("/model_info", "/get_model_info")
     load_path, unload_path = "/load_lora_adapter", "/unload_lora_adapter"
 
+    def __init__(self, abilities: Abilities = abilities) -> None:
+        self.abilities = abilities
+
     def generation(
         self,
         ids: Sequence[int],

@@ -210,6 +210,10 @@ class Transport:
                     async with session.get(base + path) as response:
                         if response.status == 404:
                             continue
+                        if response.status in (401, 403):
+                            raise EngineRefused(
+                                response.status, "the engine refuses our key (ENGINE_API_KEY)"
+                            )
                         response.raise_for_status()
                         return await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, ValueError) as error:

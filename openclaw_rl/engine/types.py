@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol
 
 OnWait = Callable[[str], None]
@@ -87,6 +87,11 @@ class Abilities:
     any_temperature: bool
     """Log-probs are those of the distribution sampled from, at any temperature and penalty. Else
     they are given at temperature 1 without penalties, and are missing otherwise."""
+
+    def told(self, known: Mapping[str, Any]) -> Abilities:
+        """With what was found out of an engine in the place of what its kind can do."""
+        names = {item.name for item in fields(self)} & known.keys()
+        return replace(self, **{name: known[name] for name in names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,13 @@
 
 Guarantees as SGLang's dialect: ids in order, each once; a log-prob is given where the engine named
 that id beside a finite value. Weights are adapters: the name asked for decides the version of a
-token, "base" without one. vLLM's log-probs are those before temperature and penalties (unless it
-is started with `--logprobs-mode processed_logprobs`, which does no harm), so where these differ
-from 1 and none, `logprobs` is None: such a turn is served, and not trained.
+token, "base" without one.
+
+vLLM computes log-probs at one of two places (`vllm/v1/sample/sampler.py`, 0.32). By default (raw)
+before temperature and penalties: they are ours at temperature 1 without any. With `--logprobs-mode
+processed_logprobs` (`any_temperature`) after these, and after top-k, top-p and min-p, whose cut
+leaves another distribution than the trained one: they are ours where nothing is cut off. Elsewhere
+`logprobs` is None: such a turn is served, and not trained.
 """
 
 from __future__ import annotations
@@ -37,13 +41,16 @@ _NAMES = {
 }
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Said in every request: where one is missing vLLM takes the model's own generation settings."""
-_UNBENT = {
+_UNBENT: Mapping[str, float] = {
     "temperature": 1.0,
     "repetition_penalty": 1.0,
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
-"""Values under which vLLM's log-probs are those of the distribution sampled from."""
+_UNCUT: Mapping[str, float] = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "min_new_tokens": 0}
+"""Values under which raw and processed log-probs are those of the policy sampled from."""
+_COLDEST = 0.01
+"""vLLM raises lower temperatures to it; at 0 it gives log-probs at temperature 1."""
 _GRAMMARS = {
     "json_schema": "json",
     "regex": "regex",
@@ -56,7 +63,8 @@ _BASE = "base"
 
 
 class VLLM:
-    """See `Dialect`. 20 candidates are its default limit (`--max-logprobs`)."""
+    """See `Dialect`. `abilities` are those of a vLLM started with its defaults (`--max-logprobs
+    20`, raw log-probs) until more is known."""
 
     abilities = Abilities(
         top_logprobs=20, abort_by_id=False, scores_alone=False, any_temperature=False
@@ -64,6 +72,9 @@ class VLLM:
     path = "/v1/completions"
     info_paths: tuple[str, ...] = ("/v1/models",)
     load_path, unload_path = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+    def __init__(self, abilities: Abilities = abilities) -> None:
+        self.abilities = abilities
 
     def generation(
         self,
@@ -86,9 +97,17 @@ class VLLM:
         }
         if adapter is not None:
             body["model"] = adapter.name
-        unbent = all(sampling.get(name, value) == value for name, value in _UNBENT.items())
         version = adapter.version if adapter is not None else _BASE
-        return body, _Reader(len(ids), version, top, unbent)
+        return body, _Reader(len(ids), version, top, self._ours(sampling))
+
+    def _ours(self, sampling: Mapping[str, Any]) -> bool:
+        """Whether the log-probs are those of the policy at the temperature sampled from."""
+        harmless = _UNBENT
+        if self.abilities.any_temperature:
+            harmless = _UNCUT
+            if sampling.get("temperature", 1.0) < _COLDEST:
+                return False
+        return all(sampling.get(name, value) == value for name, value in harmless.items())
 
     def scoring(
         self, ids: Sequence[int], start: int, top: int, rid: str, adapter: Adapter | None
@@ -132,9 +151,9 @@ class VLLM:
 class _Reader:
     """Reads one stream of chunks."""
 
-    def __init__(self, prompt_tokens: int, version: str, top: int, unbent: bool) -> None:
+    def __init__(self, prompt_tokens: int, version: str, top: int, ours: bool) -> None:
         self._prompt_tokens, self._version = prompt_tokens, version
-        self._top, self._unbent = top, unbent
+        self._top, self._ours = top, ours
         self._last: int | None = None
 
     def read(self, payload: bytes) -> Delta:
@@ -162,7 +181,7 @@ class _Reader:
     ) -> tuple[list[float] | None, list[Candidates] | None]:
         if not ids:
             return [], [] if self._top else None
-        if not self._unbent or not isinstance(given, dict):
+        if not self._ours or not isinstance(given, dict):
             return None, None
         values = given.get("token_logprobs")
         if given.get("tokens") != [f"token_id:{token}" for token in ids] or (

@@ -23,7 +23,7 @@ from openclaw_rl.gateway.auth import Auth, Caller, from_a_website
 from openclaw_rl.gateway.core import ClientGone
 from openclaw_rl.gateway.failures import error_response, http_log, to_wire
 from openclaw_rl.gateway.feedback import parse_feedback
-from openclaw_rl.gateway.health import fates_body, fates_gauges, warnings
+from openclaw_rl.gateway.health import fates_body, fates_gauges, mismatch_gauges, warnings
 from openclaw_rl.gateway.limits import Grace
 from openclaw_rl.gateway.parts import Parts, open_parts
 from openclaw_rl.gateway.replies import StreamSink, Way, WholeSink
@@ -303,6 +303,7 @@ async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
     parts = request.app[PARTS]
     gauges = fates_gauges(await parts.health.fates())
+    gauges |= mismatch_gauges(await parts.health.mismatch())
     gauges["inflight"] = {(): parts.inflight.now}
     gauges["waiting_for_engine"] = {(): parts.waiting_now}
     gauges["known_turns"] = {(): len(parts.known)}

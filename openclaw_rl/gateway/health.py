@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.gateway.metrics import Labels
-from openclaw_rl.journal.records import Fates
+from openclaw_rl.journal.records import Endpoint, Fates
 
 EngineState = Literal["ok", "waiting", "unknown"]
 
@@ -33,11 +33,13 @@ class Health:
         url: Callable[[], str | None],
         engine_healthy: Callable[[], Awaitable[bool]],
         fates: Callable[[], Awaitable[Fates]],
+        trainer: Callable[[], Awaitable[Endpoint | None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._url = url
         self._engine_healthy = engine_healthy
         self._read_fates = fates
+        self._read_trainer = trainer
         self._clock = clock
         self._engine: tuple[float, EngineState] | None = None
         self._fates: tuple[float, Fates | None] | None = None
@@ -60,6 +62,14 @@ class Health:
             if self._fates is None or now - self._fates[0] > FRESH_SECONDS:
                 self._fates = (now, await self._count())
             return self._fates[1]
+
+    async def mismatch(self) -> Mapping[str, Any] | None:
+        """What the trainer says of its last batch, if it has said anything."""
+        try:
+            endpoint = await self._read_trainer()
+        except OpenClawRLError:
+            return None
+        return None if endpoint is None else endpoint.info
 
     async def _probe(self) -> EngineState:
         try:
@@ -90,6 +100,16 @@ def fates_gauges(fates: Fates | None) -> dict[str, dict[Labels, float]]:
         (("reason", reason),): count for reason, count in fates.dropped.items()
     }
     return {"journal_turns": series, "journal_dropped": dropped}
+
+
+def mismatch_gauges(about: Mapping[str, Any] | None) -> dict[str, dict[Labels, float]]:
+    """How far engine and trainer were apart on the tokens of the last batch, for `/metrics`."""
+    known = about or {}
+    return {
+        f"mismatch_{name}": {(): float(known[name])}
+        for name in ("mean", "max", "truncated", "rollout")
+        if known.get(name) is not None
+    }
 
 
 def warnings(fates: Fates | None, engine: EngineState, journal_ok: bool) -> list[str]:

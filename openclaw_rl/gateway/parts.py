@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,8 @@ from typing import Any
 
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.dialect import Dialect
+from openclaw_rl.engine.kinds import connections, dialect_of
 from openclaw_rl.engine.types import Adapter, OnWait
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.gateway.core import Gateway
@@ -38,7 +39,8 @@ POLL_SECONDS = 0.5
 
 
 class PolicyAddress:
-    """Where the policy's engine is: fixed by the settings, or as the journal says by now.
+    """Where the policy's engine is: fixed by the settings, or as the journal says by now. What the
+    journal says of an engine elsewhere than at a fixed address does not count for that one.
 
     Calling it gives the address, or None before any host has published one.
     """
@@ -47,6 +49,7 @@ class PolicyAddress:
         self._fixed = fixed.rstrip("/") if fixed else None
         self._journal = journal
         self._endpoint: Endpoint | None = None
+        self._dialect = dialect_of(None)
 
     def __call__(self) -> str | None:
         if self._fixed is not None:
@@ -61,14 +64,26 @@ class PolicyAddress:
 
     def adapter(self) -> Adapter | None:
         """The weights to ask for, where the host serves them as adapters."""
-        if self._endpoint is None or "adapter" not in self._endpoint.info:
+        if "adapter" not in self._told:
             return None
-        return Adapter(str(self._endpoint.info["adapter"]), self.weight_version or "")
+        return Adapter(str(self._told["adapter"]), self.weight_version or "")
+
+    def dialect(self) -> Dialect:
+        """How that engine is spoken to, with what the host found that it can do."""
+        return self._dialect
 
     async def look(self) -> None:
         """Read the journal. An unreadable journal leaves the last address."""
         with contextlib.suppress(OpenClawRLError):
             self._endpoint = await self._journal.endpoint("policy")
+            self._dialect = dialect_of(self._told.get("engine"), self._told.get("abilities"))
+
+    @property
+    def _told(self) -> Mapping[str, Any]:
+        endpoint = self._endpoint
+        if endpoint is None or self._fixed not in (None, endpoint.url.rstrip("/")):
+            return {}
+        return endpoint.info
 
 
 @dataclass(slots=True)
@@ -124,8 +139,8 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
         http = await stack.enter_async_context(
             connections(settings.engine_api_key, read_bufsize=2**20)
         )
-        engine = open_engine(
-            settings.engine_kind,
+        engine = EngineClient(
+            address.dialect,
             address,
             http,
             adapter=address.adapter,
@@ -169,7 +184,12 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             metrics=metrics,
             inflight=Inflight(settings.max_inflight),
             bodies=Bodies(settings.max_bodies, settings.body_seconds),
-            health=Health(url=address, engine_healthy=engine.health, fates=journal.fates),
+            health=Health(
+                url=address,
+                engine_healthy=engine.health,
+                fates=journal.fates,
+                trainer=partial(journal.endpoint, "trainer"),
+            ),
             address=address,
             started=time.monotonic(),
         )

@@ -17,7 +17,8 @@ class GatewaySettings:
     """Settings of one gateway process.
 
     `engine_url` None means: the address that a host publishes in the journal as `policy`, looked
-    up again whenever the engine moves. `context_length` None means: what the model's own
+    up again whenever the engine moves; what is at a fixed one speaks SGLang's `/generate`, unless
+    the host says otherwise of it. `context_length` None means: what the model's own
     configuration says. Times are in seconds, sizes in bytes.
     """
 
@@ -28,7 +29,6 @@ class GatewaySettings:
     port: int = 30000
     api_key: str | None = field(default=None, repr=False)
     engine_url: str | None = None
-    engine_kind: str = "sglang"
     engine_api_key: str | None = field(default=None, repr=False)
     context_length: int | None = None
     temperature: float = 1.0

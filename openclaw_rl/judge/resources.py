@@ -18,7 +18,7 @@ import aiohttp
 
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.kinds import connections, dialect_of
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
@@ -61,7 +61,7 @@ class Resources:
         self._args, self._journal, self._load_chat = args, journal, load_chat
         self._chats: dict[str, asyncio.Task[Tokenizer]] = {}
         self._llms: dict[tuple[str, str], JudgeLLM] = {}
-        self._engines: dict[tuple[str, str], EngineClient] = {}
+        self._engines: dict[Role, EngineClient] = {}
         self._http: aiohttp.ClientSession | None = None
         self._engine_http: aiohttp.ClientSession | None = None
         self.counters: Counter[str] = Counter()
@@ -183,10 +183,11 @@ class Resources:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _published(self, role: Role) -> Endpoint | None:
+    def _published(self, role: Role | Literal["policy"]) -> Endpoint | None:
         if self._journal is None:
             return None
-        found = (self._journal.endpoint(name) for name in _STAND_INS[role])
+        names = ("policy",) if role == "policy" else _STAND_INS[role]
+        found = (self._journal.endpoint(name) for name in names)
         return next((endpoint for endpoint in found if endpoint is not None), None)
 
     def _context(self, role: Role, setting: str) -> int | None:
@@ -233,17 +234,25 @@ class Resources:
         )
 
     def _engine(self, role: Role) -> EngineClient:
-        """A published engine says its kind; one at a configured address is of the policy's."""
-        kind = _get(self._args, "engine_kind", "sglang")
-        if not getattr(self._args, f"{role}_url", None) and (endpoint := self._published(role)):
-            kind = endpoint.info.get("engine", "sglang")
-        if (role, kind) not in self._engines:
+        if role not in self._engines:
             if self._engine_http is None:
                 self._engine_http = connections(_get(self._args, "engine_api_key", None))
-            self._engines[role, kind] = open_engine(
-                kind, lambda: self.url(role), self._engine_http, wait_seconds=_ENGINE_WAIT_SECONDS
+            self._engines[role] = EngineClient(
+                lambda: dialect_of(self._kind(role)),
+                lambda: self.url(role),
+                self._engine_http,
+                wait_seconds=_ENGINE_WAIT_SECONDS,
             )
-        return self._engines[role, kind]
+        return self._engines[role]
+
+    def _kind(self, role: Role) -> str | None:
+        """A published engine says its kind; one at a configured address is of the policy's."""
+        configured = bool(getattr(self._args, f"{role}_url", None))
+        said = _get(self._args, "engine_kind", "auto")
+        if configured and said != "auto":
+            return str(said)
+        endpoint = self._published("policy" if configured else role)
+        return endpoint.info.get("engine") if endpoint is not None else None
 
     def _pool(self) -> aiohttp.ClientSession:
         if self._http is None:

@@ -1,10 +1,12 @@
 """Serving by an engine outside: each version of the weights is an adapter under a name of its own.
 
-Guarantees: a new version is loaded, then announced (new requests use it), and the old one is
-unloaded when the gateway has gone over and its last request with it has ended: nothing pauses, and
-nothing is aborted. A version that fails to load is logged, counted (`adapter_refused`), told by
-`openclaw-rl status`, and not used. An engine that was away or was started anew gets the present
-version as soon as it answers; training goes on meanwhile.
+Guarantees: what the engine is and can do is asked before it serves, and again when it was started
+anew, and announced with its address (`engine/survey.py`). A new version is loaded, then announced
+(new requests use it), and the old one is unloaded when the gateway has gone over and its last
+request with it has ended, or when no gateway runs: nothing pauses, and nothing is aborted. A
+version that fails to load is logged, counted (`adapter_refused`), told by `openclaw-rl status`, and
+not used. An engine that was away or was started anew gets the present version as soon as it
+answers; training goes on meanwhile.
 
 A name holds the version and a digest of the weights, so equal names are equal weights, whoever
 loaded them.
@@ -18,17 +20,21 @@ import logging
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import torch
 
 from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.survey import Survey, survey
 from openclaw_rl.engine.types import Adapter, Engine
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
 from openclaw_rl.journal import Journal
 from openclaw_rl.local import checkpoint
+from openclaw_rl.local.train_args import needs_of
 
 log = logging.getLogger("openclaw_rl.host")
 
@@ -37,6 +43,7 @@ _PAUSE = 1.0
 """Seconds between tries of an engine that does not answer."""
 _LOOK_SECONDS = 2.0
 """How often the engine is asked what it holds."""
+_LISTEN_SECONDS = 2.0
 _PUBLISH_SECONDS = 330.0
 """A little longer than the engine client waits for an adapter to be loaded."""
 
@@ -62,26 +69,29 @@ class Outside:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
-        self._info: dict[str, Any] = {}
+        self._found: Survey | None = None
         self._version = -1
-        self._refused: set[str] = set()
+        self._refused: dict[str, str] = {}
+        """Names that the engine would not load, and why."""
         self._away, self._looked = False, 0.0
         self.current: Adapter | None = None
         self.url: str | None = None
 
     async def start(self, version: int) -> None:
-        """Waits for the engine. Raises ConfigError where it does not take the first adapter."""
+        """Waits for the engine. Raises ConfigError where it is another one than the settings say,
+        cannot do what they ask for, or does not take the first adapter."""
         self._loop = asyncio.get_running_loop()
         self._http = connections(getattr(self._args, "engine_api_key", None))
-        self._engine = open_engine(self._kind, self._engine_url, self._http)
         while True:
             try:
-                self._info = await self._engine.model_info()
+                found = await self._survey()
                 break
             except EngineUnavailable as error:
                 self._report_away(error)
             await asyncio.sleep(_PAUSE)
-        takes = self._info.get("context_length")
+        found.check(needs_of(self._args))
+        self._engine = open_engine(found.kind, self._engine_url, self._http)
+        takes = found.info.get("context_length")
         if takes and takes < self._context_length:
             raise ConfigError(
                 f"the engine's context is {takes} tokens, ours {self._context_length}: "
@@ -115,6 +125,22 @@ class Outside:
 
     # -- event loop --------------------------------------------------------------------------------
 
+    async def _survey(self) -> Survey:
+        assert self._http is not None
+        candidates = needs_of(self._args).candidates
+        found = await survey(self._kind, self._engine_url, self._http, candidates)
+        self._kind, self._found = found.kind, found
+        return found
+
+    async def _meet_again(self) -> None:
+        """An engine that was started anew may have been started otherwise."""
+        found = await self._survey()
+        await asyncio.to_thread(self._announce, None)
+        try:
+            found.check(needs_of(self._args))
+        except ConfigError as error:  # it can serve, so it does; what it makes is not trained
+            log.error("[host] %s", error)
+
     async def _bring(self, first: bool = False) -> bool:
         """Whether the engine now holds the newest version, or at least one of ours."""
         assert self._engine is not None
@@ -125,6 +151,7 @@ class Outside:
                 if self.current is not None and self.current.name not in held:
                     log.warning("[host] the engine lost version %s", self.current.version)
                     self._refused.clear()
+                    await self._meet_again()
                     if self.current != newest:
                         await self._load(self.current, held)
                 if newest is not None and newest != self.current:
@@ -133,7 +160,7 @@ class Outside:
                         await asyncio.to_thread(self._announce, None)
                 elif newest is not None and newest.name not in held:
                     await self._load(newest, held)
-            except EngineUnavailable as error:
+            except (EngineUnavailable, ConfigError) as error:
                 self._report_away(error)
                 return False
             except EngineRefused as error:
@@ -145,9 +172,8 @@ class Outside:
                 self._away = False
                 log.info("[host] the engine answers")
             if first and self.current is None:
-                raise ConfigError(
-                    "--engine-url: the engine takes no adapter of ours; see the log above"
-                )
+                reasons = "; ".join(self._refused.values()) or "no checkpoint can be read"
+                raise ConfigError(f"--engine-url: the engine takes no adapter of ours: {reasons}")
             return self.current is not None
 
     async def _load(self, adapter: Adapter, held: frozenset[str]) -> bool:
@@ -159,18 +185,19 @@ class Outside:
             path = await asyncio.to_thread(self._place, adapter)
             await self._engine.load_adapter(adapter.name, path)
         except (EngineRefused, OSError) as error:
-            self._refused.add(adapter.name)
             reason = str(error) if isinstance(error, EngineError) else type(error).__name__
-            log.error("[host] version %s is not served: %s", adapter.version, reason)
+            self._refused[adapter.name] = reason
             await asyncio.to_thread(self._journal.count, "adapter_refused")
             if self.current is not None:
+                log.error("[host] version %s is not served: %s", adapter.version, reason)
                 await asyncio.to_thread(self._announce, f"version {adapter.version}: {reason}")
             return False
         log.info("[host] version %s is at the engine as %s", adapter.version, adapter.name)
         return True
 
     async def _tidy(self) -> None:
-        """Unload versions that no request needs: the gateway says which ones it uses."""
+        """Unload versions that no request needs: the gateway says which ones it uses, and one that
+        does not listen uses none."""
         assert self._engine is not None
         if self.current is None:
             return
@@ -180,10 +207,11 @@ class Outside:
             if not old:
                 return
             gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
-            about = gateway.info if gateway is not None else {}
-            if about.get("adapter") != self.current.name:
-                return  # it has not gone over yet
-            for name in sorted(old - set(about.get("in_use", ()))):
+            if gateway is not None and await _listens(gateway.url):
+                if gateway.info.get("adapter") != self.current.name:
+                    return  # it has not gone over yet
+                old -= set(gateway.info.get("in_use", ()))
+            for name in sorted(old):
                 await self._engine.unload_adapter(name)
                 log.info("[host] unloaded %s: its last request has ended", name)
                 if self._copies is not None:
@@ -227,7 +255,9 @@ class Outside:
 
     def _announce(self, refused: str | None) -> None:
         assert self.current is not None
-        info = {"engine": self._kind, **{k: self._info.get(k) for k in _TOLD}}
+        assert self._found is not None
+        info: dict[str, Any] = {name: self._found.info.get(name) for name in _TOLD}
+        info |= {"engine": self._kind, "abilities": asdict(self._found.abilities)}
         policy = {**info, "weight_version": self.current.version, "adapter": self.current.name}
         if refused:
             policy["refused"] = refused
@@ -235,10 +265,24 @@ class Outside:
         for role in ("judge", "teacher"):
             self._announce_role(role, self._engine_url, {**info, "weight_version": "base"})
 
-    def _report_away(self, error: EngineError) -> None:
+    def _report_away(self, error: Exception) -> None:
         if not self._away:
             self._away = True
             log.warning("[host] waiting for the engine at %s: %s", self._engine_url, error)
 
 
 _TOLD = ("model_path", "context_length")
+
+
+async def _listens(url: str) -> bool:
+    """Whether somebody takes connections at the address; one without a port is believed."""
+    parts = urlsplit(url)
+    if not parts.port:
+        return True
+    try:
+        async with asyncio.timeout(_LISTEN_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

@@ -7,8 +7,10 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from openclaw_rl.engine.survey import Needs
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
+from openclaw_rl.judge.choice import teacher_list
 
 DEFAULTS: dict[str, Any] = {
     "host_name": "local",
@@ -66,6 +68,14 @@ def complete(args: Namespace, *, on_gpu: bool) -> Namespace:
         if not value >= 0 or (name == "lr" and math.isinf(value)):
             raise ConfigError(f"{name} must be a number of at least 0, not {value!r}")
     return full
+
+
+def needs_of(args: Namespace) -> Needs:
+    """What these settings ask of the engine that samples."""
+    distils = (getattr(args, "w_opd", None) or 0.0) != 0
+    top_k = (getattr(args, "opd_top_k", None) or 0) if distils else 0
+    temperature = getattr(args, "rollout_temperature", None)
+    return Needs(1.0 if temperature is None else float(temperature), teacher_list(int(top_k)))
 
 
 def hook(args: Namespace, name: str, default_name: str) -> Callable[..., Any] | None:

@@ -294,12 +294,15 @@ class Trainer:
             log.debug("[train] metrics %s", {k: round(v, 5) for k, v in report.metrics.items()})
 
     def _tell_mismatch(self, rollout_id: int, report: StepReport) -> None:
-        """For `status`: how far engine and trainer were apart on the tokens of this step."""
+        """For `status` and `/metrics`: how far engine and trainer were apart on the tokens of this
+        step; `truncated`: which share of them had its importance weight cut (mean over turns)."""
+        cut = report.metrics.get("tis_clipfrac")
         about = {
             "rollout": rollout_id,
             "mean": round(report.logprob_diff, 6),
             "max": round(report.logprob_diff_max, 6),
             "tokens": report.compared_tokens,
+            "truncated": None if cut is None else round(cut, 6),
             "skipped": report.skipped,
         }
         self.journal.publish("trainer", "", about, self.clock())

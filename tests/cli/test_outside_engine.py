@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl import preflight
+from openclaw_rl.cli import main
 from openclaw_rl.config import load_config
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hook_args import hook_args
-from openclaw_rl.supervisor import leashed
+from openclaw_rl.supervisor import MISCONFIGURED, leashed
+from tests.fakes.model import tiny_tokenizer
+from tests.fakes.vllm import FakeVLLM
 
 URL = "http://127.0.0.1:8000"
 
@@ -25,16 +28,7 @@ URL = "http://127.0.0.1:8000"
         ({"engine.kind": "vllm"}, "--engine belongs to an engine outside"),
         ({"engine.command": "vllm serve x"}, "--engine-cmd belongs"),
         ({"train.device": "cuda:1"}, "--train-device belongs"),
-        ({"engine.url": URL}, "--engine vllm|sglang"),
         ({"engine.url": f"{URL}/v1", "engine.kind": "vllm"}, "give the server itself"),
-        (
-            {"engine.url": URL, "engine.kind": "vllm", "train.opd_top_k": "8"},
-            "32 candidates of a token, but --engine vllm gives 20",
-        ),
-        (
-            {"engine.url": URL, "engine.kind": "vllm", "gateway.temperature": "0.7"},
-            "--temperature 0.7",
-        ),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(flags: dict[str, str], words: str) -> None:
@@ -44,13 +38,41 @@ def test_what_does_not_fit_is_said_in_one_line(flags: dict[str, str], words: str
     assert "\n" not in str(caught.value)
 
 
-def test_what_fits_passes() -> None:
-    for flags in (
-        {},
-        {"engine.url": URL, "engine.kind": "vllm", "train.opd_top_k": "4"},
-        {"engine.url": URL, "engine.kind": "sglang", "gateway.temperature": "0.7"},
-    ):
-        preflight.check_engine(load_config(flags, {}, None))
+CANNOT = [
+    ({"train.opd_top_k": "8"}, "32 candidates of a token, but this vllm gives 20"),
+    ({"gateway.temperature": "0.7"}, "--logprobs-mode processed_logprobs"),
+    ({"engine.kind": "sglang"}, "is vllm"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), CANNOT)
+async def test_what_an_engine_that_answers_cannot_do_is_said_before_anything_starts(
+    flags: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_tokenizer(tmp_path / "model")
+    async with FakeVLLM() as fake:
+        given = {"engine.url": fake.url, **flags}
+        names = {"train.opd_top_k": "--opd-top-k", "gateway.temperature": "--temperature",
+                 "engine.url": "--engine-url", "engine.kind": "--engine"}  # fmt: skip
+        up = ["up", "--model", str(model), "--data", str(tmp_path / "data")]
+        up += [word for key, value in given.items() for word in (names[key], value)]
+        assert await asyncio.to_thread(main, up) == MISCONFIGURED
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == "", "no process was started"
+
+
+async def test_what_fits_passes_and_so_does_an_engine_that_is_not_there_yet() -> None:
+    async with FakeVLLM(processed=True, max_logprobs=32) as fake:
+        given = {"engine.url": fake.url}
+        for flags in (
+            {},
+            {**given, "train.opd_top_k": "8", "gateway.temperature": "0.7"},
+            {**given, "engine.kind": "vllm"},
+        ):
+            await asyncio.to_thread(preflight.check_engine, load_config(flags, {}, None))
+    await asyncio.to_thread(preflight.check_engine, load_config(given, {}, None))
 
 
 def test_importance_weights_are_on_beside_an_engine_outside_only() -> None:

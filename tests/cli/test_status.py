@@ -54,3 +54,17 @@ def test_an_address_where_nobody_listens_any_more_is_not_shown_as_alive(tmp_path
     said = render_status(status)
     assert f"{urls[1]} (last seen there; does not answer)" in said
     assert f"{urls[0]} ·" in said
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"), [(0.125, " · 12.5 % of the weights truncated"), (None, "")]
+)
+def test_how_far_engine_and_trainer_are_apart_is_shown(
+    tmp_path: Path, cut: float | None, words: str
+):
+    config = Config(data=DataConfig(path=str(tmp_path)))
+    about = {"rollout": 3, "mean": 0.0123, "max": 0.5, "tokens": 640, "skipped": None}
+    with Journal.open(config.journal_path) as journal:
+        journal.publish("trainer", "", {**about, "truncated": cut}, 1.0)
+    said = render_status(read_status(config))
+    assert f"mean 0.0123, max 0.50 over 640 tokens of rollout 3{words}\n" in said

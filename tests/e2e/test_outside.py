@@ -27,7 +27,7 @@ async def test_a_reply_comes_from_the_first_adapter(tmp_path: Path) -> None:
         engine.say("Hello there.")
         command = (
             "up", "--model", str(model), "--data", str(tmp_path / "data"), "--port", str(port),
-            "--engine-url", engine.url, "--engine", "vllm", "--train-device", "cpu",
+            "--engine-url", engine.url, "--train-device", "cpu",
             "--lora-rank", "4", "--custom-rm-path", "openclaw_rl.rewards.feedback.custom_rm",
         )  # fmt: skip
         up = await asyncio.create_subprocess_exec(
@@ -41,7 +41,7 @@ async def test_a_reply_comes_from_the_first_adapter(tmp_path: Path) -> None:
             assert await up.wait() == 0
         assert answer["choices"][0]["message"]["content"] == "Hello there."
         (name,) = engine.adapters
-        assert [body["model"] for body in engine.raw] == [name]
+        assert [body["model"] for body in engine.talks] == [name]
         assert (Path(engine.adapters[name]) / "adapter_config.json").is_file()
     with Journal.open(tmp_path / "data" / "journal.db") as journal:
         turn = journal.turn(answer["id"].removeprefix("chatcmpl-"))

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.kinds import dialect_of, open_engine
 from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
 from openclaw_rl.errors import ContextOverflow, EngineRefused, EngineUnavailable
 from openclaw_rl.local.engine import EngineCore
@@ -307,6 +307,8 @@ async def test_an_engine_that_lacks_the_adapter_is_waited_for(
 async def test_an_adapter_that_cannot_be_loaded_says_why(
     fake: FakeEngine, client: EngineClient
 ) -> None:
+    with pytest.raises(EngineRefused, match="No adapter found for /no/such/folder"):
+        await client.load_adapter("lost", "/no/such/folder")
     fake.load_error = "rank 64 is greater than max_lora_rank 16"
     with pytest.raises(EngineRefused, match="max_lora_rank 16"):
         await client.load_adapter("big", "/adapters/big")
@@ -357,11 +359,27 @@ async def test_case_03_overflow_in_the_words_of_vllm_0_32(
         assert getattr(caught.value, "limit", None) == limit
 
 
-@pytest.mark.parametrize("bent", [{"temperature": 0.5}, {"frequency_penalty": 0.5}])
+@pytest.mark.parametrize(
+    ("processed", "sampling", "ours"),
+    [
+        (False, {"temperature": 0.5}, False),
+        (False, {"frequency_penalty": 0.5}, False),
+        (False, {"top_p": 0.9, "top_k": 50, "min_p": 0.1}, True),
+        (True, {"temperature": 0.5, "frequency_penalty": 0.5}, True),
+        (True, {"top_p": 1.0, "top_k": -1, "min_p": 0.0}, True),
+        (True, {"top_p": 0.9}, False),
+        (True, {"top_k": 50}, False),
+        (True, {"min_p": 0.1}, False),
+        (True, {"min_new_tokens": 2}, False),
+        (True, {"temperature": 0.0}, False),
+    ],
+)
 async def test_vllm_gives_no_log_probs_of_another_distribution(
-    http: aiohttp.ClientSession, bent: dict[str, Any]
+    http: aiohttp.ClientSession, processed: bool, sampling: dict[str, Any], ours: bool
 ) -> None:
     async with FakeVLLM(default_reply=REPLY) as fake:
-        reply = await run(open_engine("vllm", fake.url, http), sampling=params(**bent))
+        dialect = dialect_of("vllm", {"any_temperature": processed})
+        client = EngineClient(dialect, fake.url, http, wait_seconds=5.0)
+        reply = await run(client, sampling=params(**sampling))
         assert reply.ids == REPLY
-        assert reply.logprobs is None
+        assert (reply.logprobs is not None) is ours

@@ -92,8 +92,15 @@ def candidates_of(request: Request, token: int, position: int, k: int) -> list[t
     return [(logprob_of(token, position) - rank / 2, token + rank) for rank in range(k)]
 
 
+NO_FOLDER = "/no/such"
+"""Adapters are everywhere but below this path."""
+
+
 class FakeEngine:
     """See the module. Every attribute may be changed while it runs."""
+
+    owned_by = "sglang"
+    """What it says that it is."""
 
     def __init__(
         self,
@@ -290,15 +297,19 @@ class FakeEngine:
             "root": self.model_path,
             "parent": None,
             "max_model_len": self.context_length,
+            "owned_by": self.owned_by,
         }
         loaded = [
-            {"id": name, "root": path, "parent": self.model_path}
+            {"id": name, "root": path, "parent": self.model_path, "owned_by": self.owned_by}
             for name, path in self.adapters.items()
         ]
         return web.json_response({"object": "list", "data": [base, *loaded]})
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
         body = await http.json()
+        if body["lora_path"].startswith(NO_FOLDER):
+            error = f"No adapter found for {body['lora_path']}"
+            return web.json_response({"error": {"message": error}}, status=404)
         error, self.load_error = self.load_error, None
         if error is None and body["lora_name"] in self.adapters:
             error = f"The lora adapter '{body['lora_name']}' has already been loaded."

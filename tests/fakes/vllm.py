@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -16,11 +17,32 @@ from tests.fakes.engine import FakeEngine, Fault, Request
 
 
 class FakeVLLM(FakeEngine):
-    """See the module. `requests[n].body` is what came, `requests[n].sampling` has vLLM's names."""
+    """See the module. `raw[n]` is what came for `requests[n]`."""
 
-    def __init__(self, **options: Any) -> None:
+    owned_by = "vllm"
+
+    def __init__(
+        self,
+        *,
+        processed: bool = False,
+        max_logprobs: int = 20,
+        enable_lora: bool = True,
+        updating: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__(cumulative=False, **options)
         self.raw: list[dict[str, Any]] = []
+        self.processed = processed
+        """As with `--logprobs-mode processed_logprobs`: candidates are those at the temperature."""
+        self.max_logprobs = max_logprobs
+        self.enable_lora = enable_lora
+        self.updating = updating
+        """As with `VLLM_ALLOW_RUNTIME_LORA_UPDATING`."""
+
+    @property
+    def talks(self) -> list[dict[str, Any]]:
+        """What came, but for the questions of a survey."""
+        return [body for body in self.raw if not _surveys(body.get("request_id"))]
 
     def _add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_post("/v1/completions", self._completions)
@@ -29,11 +51,25 @@ class FakeVLLM(FakeEngine):
         router.add_post("/v1/load_lora_adapter", self._load_adapter)
         router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
 
+    async def _load_adapter(self, http: web.Request) -> web.Response:
+        if not self.updating:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if not self.enable_lora:
+            return _error(500, "LoRA is not enabled. Use --enable-lora to enable LoRA.")
+        return await super()._load_adapter(http)
+
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         given = await http.json()
         self.raw.append(given)
         scores = given.get("prompt_logprobs") is not None
         model = given.get("model")
+        asked = max(given.get("logprobs") or 0, given.get("prompt_logprobs") or 0)
+        if asked > self.max_logprobs:
+            return _error(
+                400,
+                f"Requested sample logprobs of {asked}, which is greater than max allowed: "
+                f"{self.max_logprobs}",
+            )
         if model not in (None, self.model_path, *self.adapters):
             return _error(404, f"The model `{model}` does not exist.")
         body = {
@@ -47,6 +83,7 @@ class FakeVLLM(FakeEngine):
                 "max_new_tokens": 0 if scores else given["max_tokens"],
                 "stop_token_ids": given.get("stop_token_ids"),
                 "ignore_eos": given.get("ignore_eos"),
+                "temperature": given.get("temperature"),
             },
         }
         return await self._take(http, body)
@@ -78,6 +115,16 @@ class FakeVLLM(FakeEngine):
             await self._write(response, _chunk(json.loads(event), request.reply))
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _reply_for(self, request: Request) -> list[int]:
+        return self.default_reply if _surveys(request.rid) else super()._reply_for(request)
+
+    def _tops(self, request: Request, ids: Sequence[int], at: int) -> list[Any]:
+        tops = super()._tops(request, ids, at)
+        if not self.processed or not request.sampling["temperature"]:
+            return tops
+        cold = 1 / request.sampling["temperature"]
+        return [[[v * cold, token, text] for v, token, text in place] for place in tops]
 
     def _scored(self, request: Request, fault: Fault) -> dict[str, Any]:
         meta = self._score(request)["meta_info"]
@@ -111,6 +158,10 @@ def _chunk(event: dict[str, Any], reply: list[int]) -> str:
         },
     }
     return json.dumps({"object": "text_completion", "choices": [choice]})
+
+
+def _surveys(rid: str | None) -> bool:
+    return rid is not None and rid.startswith("survey-")
 
 
 def _error(status: int, message: str) -> web.Response:

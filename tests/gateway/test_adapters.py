@@ -15,8 +15,8 @@ from tests.fakes.vllm import FakeVLLM
 from tests.gateway.conftest import World, eventually, world
 
 
-def announce(journal: Journal, url: str, version: int) -> None:
-    info = {"engine": "vllm", "adapter": f"name-{version}", "weight_version": str(version)}
+def announce(journal: Journal, url: str, version: int, **more: Any) -> None:
+    info = {"engine": "vllm", "adapter": f"name-{version}", "weight_version": str(version), **more}
     journal.publish("policy", url, info, time.time())
 
 
@@ -39,7 +39,7 @@ async def test_new_requests_use_the_new_version_and_the_old_one_is_in_use_to_the
 ) -> None:
     async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
         engine.adapters |= {"name-1": "/1", "name-2": "/2"}
-        changes = {"engine": engine, "engine_url": engine_url, "engine_kind": "vllm"}
+        changes = {"engine": engine, "engine_url": engine_url}
         async with world(tmp_path, model, **changes) as served:
             engine.gated = True
             engine.say("First.")
@@ -60,3 +60,53 @@ async def test_new_requests_use_the_new_version_and_the_old_one_is_in_use_to_the
             ]
         versions = [set(turn.output_versions) for turn in turns if turn is not None]
         assert versions == [{"1"}, {"2"}]
+
+
+@pytest.mark.parametrize("processed", [True, False])
+async def test_what_the_host_found_that_the_engine_can_do_is_known_here(
+    tmp_path: Path, model: Path, processed: bool
+) -> None:
+    """At a temperature other than 1 only processed log-probs are those of the policy."""
+    async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
+        engine.adapters["name-1"] = "/1"
+        changes = {"engine": engine, "engine_url": None, "temperature": 0.6}
+        async with world(tmp_path, model, **changes) as served:
+            engine.say("Fine.")
+            able = {"any_temperature": processed, "of_a_later_release": 1}
+            announce(served.journal, engine.url, 1, abilities=able)
+            assert await ask(served) == "Fine."
+            turn = served.only_turn()
+    assert engine.raw[0]["temperature"] == 0.6
+    assert (turn.drop_reason is None) is processed
+    assert bool(turn.output_logprobs) is processed
+
+
+async def test_what_is_said_of_another_engine_does_not_count_at_a_fixed_address(
+    tmp_path: Path, model: Path
+) -> None:
+    """`serve --engine-url`, in a folder where another engine once got adapters."""
+    with Journal.open(tmp_path / "journal.db") as journal:
+        announce(journal, "http://127.0.0.1:9", 1)
+    async with world(tmp_path, model) as served:
+        served.engine.say("As I am.")
+        assert await ask(served) == "As I am."
+        assert "lora_path" not in served.engine.requests[0].body
+
+
+async def test_the_mismatch_of_the_last_batch_is_in_the_metrics(served: World) -> None:
+    async def gauges() -> set[str]:
+        async with served.http.get(served.url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return {line for line in lines if line.startswith("openclaw_rl_mismatch_")}
+
+    assert await gauges() == set(), "nothing is known, so nothing is said"
+    about = {"rollout": 7, "mean": 0.0125, "max": 0.5, "tokens": 640, "skipped": None}
+    served.journal.publish("trainer", "", {**about, "truncated": 0.25}, time.time())
+    assert await gauges() == {
+        "openclaw_rl_mismatch_mean 0.0125",
+        "openclaw_rl_mismatch_max 0.5",
+        "openclaw_rl_mismatch_truncated 0.25",
+        "openclaw_rl_mismatch_rollout 7",
+    }
+    served.journal.publish("trainer", "", {**about, "truncated": None}, time.time())
+    assert len(await gauges()) == 3, "without importance weights none is truncated"

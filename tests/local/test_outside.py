@@ -31,8 +31,8 @@ class Stand:
         self.fake = fake
         self.journal = Journal.open(folder / "journal.db")
         self.root = folder / "checkpoints"
-        kind = "vllm" if isinstance(fake, FakeVLLM) else "sglang"
-        args = Namespace(engine_url=fake.url, engine_kind=kind, save=str(self.root), **changes)
+        about = {"engine_url": fake.url, "engine_kind": "auto", "save": str(self.root)}
+        args = Namespace(**{**about, **changes})
         self.serving = Outside(args, self.journal, self._announce)
 
     def _announce(self, role: str, url: str, info: dict[str, Any]) -> None:
@@ -53,8 +53,10 @@ class Stand:
         assert found is not None
         return dict(found.info)
 
-    def gateway_uses(self, adapter: str, in_use: list[str]) -> None:
-        self.journal.publish("gateway", "", {"adapter": adapter, "in_use": in_use}, time.time())
+    def gateway_uses(self, adapter: str, in_use: list[str], url: str | None = None) -> None:
+        """Said by a gateway that runs: somebody listens at its address (the engine will do)."""
+        info = {"adapter": adapter, "in_use": in_use}
+        self.journal.publish("gateway", url or self.fake.url, info, time.time())
 
     async def look(self) -> None:
         self.serving._looked = 0.0
@@ -86,6 +88,7 @@ async def test_a_new_version_is_used_and_the_old_one_goes_with_its_last_request(
     await stand.serving.start(0)
     first = stand.policy()
     assert (first["weight_version"], [first["adapter"]]) == ("0", list(stand.fake.adapters))
+    stand.gateway_uses(first["adapter"], [])
     await stand.publish(1)
     second = stand.policy()
     assert second["weight_version"] == "1"
@@ -99,6 +102,24 @@ async def test_a_new_version_is_used_and_the_old_one_goes_with_its_last_request(
     await stand.look()
     assert stand.fake.unloaded == [first["adapter"]]
     assert list(stand.fake.adapters) == [second["adapter"]]
+
+
+async def test_without_a_gateway_nobody_uses_the_old_ones(stand: Stand) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    first = stand.policy()["adapter"]
+    await stand.publish(1)
+    await stand.look()
+    assert stand.fake.unloaded == [first], "there never was one"
+    second = stand.policy()["adapter"]
+    dead = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = dead.sockets[0].getsockname()[1]
+    dead.close()
+    stand.gateway_uses(second, [second], f"http://127.0.0.1:{port}")
+    await stand.publish(2)
+    await stand.look()
+    assert stand.fake.unloaded == [first, second], "it is gone, and its requests with it"
+    assert list(stand.fake.adapters) == [stand.policy()["adapter"]]
 
 
 async def test_adapters_of_others_are_left_alone(stand: Stand) -> None:
@@ -134,9 +155,67 @@ async def test_a_version_that_fails_to_load_is_told_and_not_used(
 async def test_a_first_version_that_fails_to_load_ends_the_start(stand: Stand) -> None:
     stand.save(0)
     stand.fake.load_error = "LoRA is not enabled"
-    with pytest.raises(ConfigError, match="takes no adapter"):
+    with pytest.raises(ConfigError, match=r"takes no adapter of ours: .*LoRA is not enabled"):
         await stand.serving.start(0)
     assert stand.journal.endpoint("policy") is None
+    assert stand.journal.fates().counters["adapter_refused"] == 1
+
+
+async def test_what_the_engine_is_and_can_do_is_announced(stand: Stand) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    kind = "vllm" if isinstance(stand.fake, FakeVLLM) else "sglang"
+    for role in ("policy", "judge", "teacher"):
+        endpoint = stand.journal.endpoint(role)
+        assert endpoint is not None
+        assert endpoint.info["engine"] == kind
+        assert endpoint.info["abilities"]["any_temperature"] is (kind == "sglang")
+
+
+async def test_another_engine_than_the_settings_say_ends_the_start(
+    fake: FakeEngine, tmp_path: Path
+) -> None:
+    other = "sglang" if isinstance(fake, FakeVLLM) else "vllm"
+    stand = Stand(tmp_path, fake, engine_kind=other)
+    stand.save(0)
+    with pytest.raises(ConfigError, match=f"--engine {other}: what answers at .* is"):
+        await stand.serving.start(0)
+    assert fake.adapters == {}
+    await stand.serving.close()
+    stand.journal.close()
+
+
+async def test_a_temperature_that_the_engine_cannot_do_ends_the_start(tmp_path: Path) -> None:
+    async with FakeVLLM(default_reply=REPLY) as fake:
+        stand = Stand(tmp_path, fake, rollout_temperature=0.6)
+        stand.save(0)
+        with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+            await stand.serving.start(0)
+        assert stand.journal.endpoint("policy") is None
+        await stand.serving.close()
+        fake.processed = True
+        await stand.serving.start(0)
+        assert stand.policy()["abilities"]["any_temperature"] is True
+        await stand.serving.close()
+        stand.journal.close()
+
+
+async def test_an_engine_started_anew_in_another_way_is_seen_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeVLLM(default_reply=REPLY, processed=True) as fake:
+        stand = Stand(tmp_path, fake, rollout_temperature=0.6)
+        stand.save(0)
+        await stand.serving.start(0)
+        await fake.stop()
+        fake.processed = False
+        await fake.start()
+        await stand.look()
+        assert stand.policy()["abilities"]["any_temperature"] is False
+        assert list(fake.adapters) == [stand.policy()["adapter"]], "it serves, and is not trained"
+        assert "--logprobs-mode processed_logprobs" in caplog.text
+        await stand.serving.close()
+        stand.journal.close()
 
 
 async def test_a_smaller_context_at_the_engine_is_said_at_the_start(

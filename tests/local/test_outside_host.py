@@ -45,7 +45,7 @@ async def test_a_step_becomes_an_adapter_and_a_mismatch_is_shown_and_bounded(
 ) -> None:
     async with FakeVLLM() as fake:
         args = arguments(
-            model_dir, tmp_path, engine_url=fake.url, engine_kind="vllm", rollout_batch_size=2,
+            model_dir, tmp_path, engine_url=fake.url, engine_kind="auto", rollout_batch_size=2,
             use_tis=True, tis_clip=2.0, max_logprob_diff=30.0,
         )  # fmt: skip
 
@@ -68,6 +68,7 @@ async def test_a_step_becomes_an_adapter_and_a_mismatch_is_shown_and_bounded(
                 assert gap["tokens"] == 8
                 assert 0 < gap["mean"] <= gap["max"]
                 assert gap["skipped"] is None
+                assert 0 <= gap["truncated"] <= 1
                 for n in range(2, 4):
                     judged_turn(journal, f"t{n}", "1", -60.0)
                 until(lambda: journal.fates().dropped.get("step_skipped") == 2)
