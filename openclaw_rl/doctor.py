@@ -214,12 +214,16 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
         return
     try:
         _ = openclaw.release
-    except ConfigError as error:
-        yield Finding("warn", "openclaw", str(error))
+    except ConfigError:
+        words = f"no telling its version: neither the PATH nor {openclaw.config_path} has it"
+        yield Finding("warn", "openclaw", words, "put the command `openclaw` on the PATH")
         return
-    level: Level = "ok" if openclaw.version in TRIED else "warn"
-    tried = "" if level == "ok" else f" (tried were {' and '.join(TRIED)})"
-    yield Finding(level, "openclaw", f"{openclaw.version}{tried}, {openclaw.config_path}")
+    words = f"{openclaw.version}, {openclaw.config_path}"
+    if openclaw.version in TRIED:
+        yield Finding("ok", "openclaw", words)
+    else:
+        mend_it = f"if turns are not bound (`status`), take one that was tried: {', '.join(TRIED)}"
+        yield Finding("warn", "openclaw", words, mend_it)
     if served is None:
         return
     if served.context_length < SMALLEST_WINDOW:
@@ -233,7 +237,7 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
     try:
         change = plan_connect(openclaw, served, default=False)
     except ConfigError as error:
-        yield Finding("fail", "openclaw", str(error))
+        yield Finding("fail", "openclaw", str(error), f"then: {mend}")
         return
     if change.empty:
         yield Finding("ok", "connected", "provider entry and plugin are as they should be")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from openclaw_rl import preflight
 from openclaw_rl.config import add_flags, environment, load_config
-from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.errors import ConfigError, OpenClawRLError
 from openclaw_rl.slime import cluster
 from openclaw_rl.slime.plan import Plan, make_plan, runtime_env
 from openclaw_rl.slime.settings import LaunchConfig, is_used
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = {key: value for key, value in vars(options).items() if "." in key}
         config = load_config(given, environ, tree=LaunchConfig)
         plan = make_plan(config, words[cut + 1 :], environ, python=sys.executable)
-        preflight.check_conversations(config)
+        _check_past(config, words[cut + 1 :])
         home = Path(config.data.path) / "slime"
         private, job = home / "runtime_env.json", f"openclaw-rl-{time.strftime('%Y%m%d-%H%M%S')}"
         way = cluster.way(config.slime, plan.train, private, runtime_env(plan), job)
@@ -64,6 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OpenClawRLError as error:
         print(f"openclaw-rl: {error}", file=sys.stderr)
         return MISCONFIGURED
+
+
+def _check_past(config: LaunchConfig, flags: Sequence[str]) -> None:
+    """Past conversations must be readable, and nothing may need what nobody has sampled."""
+    if not preflight.check_conversations(config):
+        return
+    for flag in ("--use-tis", "--use-rollout-logprobs"):
+        if flag in flags:
+            raise ConfigError(
+                f"{flag} needs the engine's log-probs, which the past conversations in DATA_PATH "
+                "have none of: leave it out, or DATA_REPLAY=off"
+            )
 
 
 def _emit(line: str) -> None:

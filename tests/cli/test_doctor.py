@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import socket
 
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.doctor import gpu_shares
+from openclaw_rl.config import load_config
+from openclaw_rl.doctor import Finding, examine, gpu_shares
 from openclaw_rl.journal import Fates, SourceCount
 from tests.fakes.model import tiny_tokenizer
 from tests.gateway.conftest import world
@@ -95,6 +97,51 @@ async def test_doctor_is_content_with_what_works(capsys, openclaw, served):
                  "recognised by header:x-session-id: 1 bound"):  # fmt: skip
         assert line in said
     assert served.turns()[-1].kind == "side"  # its probe is never trained
+
+
+async def findings(**changes: str) -> list[Finding]:
+    """What doctor finds, under this environment and these changes of it."""
+    environ = {**os.environ, **changes}
+    return await asyncio.to_thread(lambda: list(examine(load_config({}, environ), environ)))
+
+
+async def test_doctor_looks_at_everything_on_its_list(capsys, openclaw, served):
+    await run(capsys, "connect", "--yes")
+    await served.chat("hi", extra_headers={"X-Session-Id": "s", "X-Turn-Type": "main"})
+    found = await findings(NUM_GPUS="8")
+    assert [finding.name for finding in found] == [
+        *("python", "model", "gpus", "gateway", "key", "engine", "journal", "sessions"),
+        *("openclaw", "connected", "probe"),
+    ]
+    assert {finding.level for finding in found} == {"ok"}
+
+
+async def test_doctor_says_for_each_problem_how_to_mend_it(capsys, openclaw, served, tmp_path):
+    await run(capsys, "connect", "--yes")
+    connected = openclaw.read_text()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        taken = str(other.getsockname()[1])
+        nothing = {"MODEL_PATH": "", "DATA_PATH": str(tmp_path / "none")}
+        found = await findings(**nothing, NUM_GPUS="x", PORT=taken)
+    assert {"model", "gpus", "port", "journal"} <= {one.name for one in found if one.level != "ok"}
+    found += await findings(OPENCLAW_RL_API_KEY="wrong")
+    for old, new in (
+        ("{", "{{"),  # no JSON
+        ('"models"', '"others"'),  # not connected
+        ("2026.9.6", "unknown"),
+        ("2026.9.6", "2026.5.1"),
+        ('"plugins": {', '"plugins": {"enabled": false, '),
+        ("32000", "64000"),  # another context than the gateway's
+        ("openclaw-rl/tiny", "other/big"),  # another default model
+    ):
+        assert old in connected
+        openclaw.write_text(connected.replace(old, new))
+        problems = [one for one in await findings() if one.level != "ok"]
+        assert problems, new
+        found += problems
+    told = [one for one in found if one.level != "ok" and not one.mend]
+    assert {one.name for one in told} <= {"journal"}  # whose warnings say it themselves
 
 
 async def test_doctor_finds_the_gateway_by_its_journal(capsys, openclaw, served, monkeypatch):

@@ -52,13 +52,17 @@ def test_case_35_misuse_ends_the_script_with_one_line(place):
     assert not place.data.exists()
 
 
-def test_case_35_a_conversation_that_cannot_be_read_is_one_line(place):
+def test_case_35_past_conversations_that_do_not_fit_are_one_line(place):
     place.data.mkdir()
     (place.data / "past.jsonl").write_text('{"role": "user", "content": "q"}\n{"text": "secret"}\n')
     done = place.run("rl", DRY_RUN="1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"{place.data / 'past.jsonl'}:2: " in done.stderr
     assert "secret" not in done.stderr
+    (place.data / "past.jsonl").write_text('{"role": "user", "content": "q"}\n')
+    done = place.run("rl", "--use-tis", DRY_RUN="1")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--use-tis needs the engine's log-probs" in done.stderr
     done = place.run("rl", DRY_RUN="1", DATA_REPLAY="off")
     assert yaml.safe_load(file_of(done.stdout, "hooks.yaml"))["start_services"] == [
         *("serve", "judge"),

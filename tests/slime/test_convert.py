@@ -64,6 +64,17 @@ def test_a_turn_weighs_what_it_would_weigh_alone():
     assert not {"teacher_log_probs", "turns"} & data.keys()
 
 
+def test_replayed_turns_leave_slime_its_own_old_log_probs():
+    """What no engine sampled has none: a NaN would spread through slime's means."""
+    turns = [{"turn_id": "p", "start": 0, "end": 2, "reward": 1.0, "off_policy": True}]
+    past = single(rollout_log_probs=[NAN, NAN], metadata={"turns": turns, "step": 0})
+    data = convert_samples_to_train_data(Namespace(), fill([past, merged()], 0, Shape(2, 1, 1, 1)))
+    assert "rollout_log_probs" not in data
+    assert [signals.tokens.weights.sum().item() for signals in data["source_names"]] == [2, 8]
+    sampled = convert_samples_to_train_data(Namespace(), fill([merged()], 0, Shape(1, 1, 1, 1)))
+    assert sampled["rollout_log_probs"] == [[-0.5] * 6]
+
+
 def test_per_token_the_fillers_are_taken_out_of_the_number_of_tokens():
     samples = fill([merged(), single()], 0, Shape(4, 1, 1, 1))
     args = Namespace(calculate_per_token_loss=True, global_batch_size=4)
