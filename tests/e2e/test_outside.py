@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.journal import Journal
+from tests.e2e.system import System, free_port
 from tests.fakes.model import tiny_model
 from tests.fakes.vllm import FakeVLLM
 
@@ -20,9 +22,7 @@ START_SECONDS = 240
 
 async def test_a_reply_comes_from_the_first_adapter(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
         engine.say("Hello there.")
         command = (
@@ -47,6 +47,42 @@ async def test_a_reply_comes_from_the_first_adapter(tmp_path: Path) -> None:
         turn = journal.turn(answer["id"].removeprefix("chatcmpl-"))
     assert turn is not None
     assert set(turn.output_versions) == {"0"}
+
+
+@pytest.mark.slow
+async def test_an_engine_that_we_started_and_that_dies_comes_back_with_our_weights(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model(tmp_path / "model")
+    port, pid = free_port(), tmp_path / "pid"
+    command = f"{sys.executable} -m tests.fakes.vllm --port {port} --pid-file {pid}"
+    flags = ("--engine-url", f"http://127.0.0.1:{port}", "--engine-cmd", command)
+    rest = ("--temperature", "0.6", "--train-device", "cpu", "--lora-rank", "4")
+    async with System(tmp_path, model, *flags, *rest) as system:
+        before = await _say(system, "Hi.")
+        dead = int(pid.read_text())
+        os.kill(dead, signal.SIGKILL)
+        after = await _say(system, "Are you there?")
+        assert int(pid.read_text()) != dead
+        with system.journal() as journal:
+            turns = [journal.turn(turn) for turn in (before, after)]
+            policy = journal.endpoint("policy")
+        assert policy is not None
+        async with aiohttp.ClientSession() as http, http.get(f"{policy.url}/v1/models") as answer:
+            held = [one["id"] for one in (await answer.json())["data"] if one["parent"]]
+    assert held == [policy.info["adapter"]]
+    for turn in turns:
+        assert turn is not None
+        assert set(turn.output_versions) == {"0"}
+        assert len(turn.output_logprobs) == len(turn.output_ids), "at a temperature of its own"
+
+
+async def _say(system: System, words: str) -> str:
+    """The turn that answers."""
+    answer = await system.client.chat.completions.create(
+        model="model", messages=[{"role": "user", "content": words}]
+    )
+    return answer.id.removeprefix("chatcmpl-")
 
 
 async def _ask(port: int, up: asyncio.subprocess.Process) -> dict:

@@ -2,13 +2,18 @@
 
 A request becomes one of `FakeEngine`'s, its events become vLLM's chunks; what vLLM does otherwise
 (refusals, adapters as model names, no abort by id) is here.
+
+By hand, or as a program that is started: `python -m tests.fakes.vllm --port 8000`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -166,3 +171,19 @@ def _surveys(rid: str | None) -> bool:
 
 def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(description="A fake vLLM with scripted tokens.")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--pid-file", type=Path, help="where its process id is written")
+    options = parser.parse_args()
+    engine = FakeVLLM(processed=True)
+    await engine.start(options.port)
+    if options.pid_file is not None:
+        options.pid_file.write_text(str(os.getpid()))
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

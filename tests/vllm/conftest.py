@@ -1,4 +1,8 @@
-"""A real vLLM: one that runs (VLLM_URL), or one that we start (VLLM, its program); and adapters."""
+"""A real vLLM: one that runs (VLLM_URL), or one that we start (VLLM, its program); and adapters.
+
+VLLM_LOGPROBS_MODE says in which mode it is started, or was: processed_logprobs (default) or
+raw_logprobs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,13 @@ def model_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def url(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def mode() -> str:
+    """Where vLLM takes its log-probs."""
+    return os.environ.get("VLLM_LOGPROBS_MODE", "processed_logprobs")
+
+
+@pytest.fixture(scope="session")
+def url(model_path: Path, mode: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     given, program = os.environ.get("VLLM_URL"), os.environ.get("VLLM")
     if given:
         yield given.rstrip("/")
@@ -44,7 +54,7 @@ def url(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with log.open("wb") as out:
         server = subprocess.Popen(
             [program, "serve", str(model_path), "--host", "127.0.0.1", "--port", str(port),
-             *options.split(), "--enforce-eager", "--max-num-seqs", "32"],
+             *options.split(), "--logprobs-mode", mode, "--enforce-eager", "--max-num-seqs", "32"],
             env={
                 **os.environ,
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -7,15 +7,19 @@ import itertools
 import math
 import time
 from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.types import Adapter, Reply, collect
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import dialect_of
+from openclaw_rl.engine.survey import Needs, survey
+from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
 from openclaw_rl.engine.vllm import VLLMEngine
-from openclaw_rl.errors import ContextOverflow, EngineRefused
+from openclaw_rl.errors import ConfigError, ContextOverflow, EngineRefused
 from tests.vllm.conftest import write_adapter
 
 PROMPT = [1, 4093, 198, 19556, 28, 638, 359, 346, 47, 2, 198, 1, 520, 9531, 198]
@@ -26,7 +30,7 @@ def params(max_new_tokens: int = 24, **more: Any) -> dict[str, Any]:
     return {"max_new_tokens": max_new_tokens, "temperature": 1.0, **more}
 
 
-async def run(engine: VLLMEngine, ids: list[int] = PROMPT, **more: Any) -> Reply:
+async def run(engine: Engine, ids: list[int] = PROMPT, **more: Any) -> Reply:
     sampling = more.pop("sampling", params())
     return await collect(engine.generate(ids, sampling, rid=next(_rids), **more))
 
@@ -53,6 +57,47 @@ async def test_each_id_has_its_log_prob(engine: VLLMEngine) -> None:
     gaps = [abs(a - b) for a, b in zip(reply.logprobs, scored, strict=True)]
     print(f"generated against scored: mean {sum(gaps) / 40:.5f}, max {max(gaps):.5f}")
     assert max(gaps) < 0.02
+
+
+async def test_what_it_is_and_can_do_is_found_out(
+    url: str, http: aiohttp.ClientSession, mode: str
+) -> None:
+    began = time.monotonic()
+    found = await survey("auto", url, http, candidates=32)
+    print(f"{found.abilities} in {time.monotonic() - began:.2f} s")
+    assert found.kind == "vllm"
+    assert found.abilities.any_temperature is (mode == "processed_logprobs")
+    assert found.abilities.top_logprobs == 20
+    assert found.info["context_length"] == 2048
+    with pytest.raises(ConfigError, match="--max-logprobs 32"):
+        found.check(Needs(candidates=32))
+    with pytest.raises(ConfigError, match="is vllm"):
+        await survey("sglang", url, http)
+
+
+async def test_log_probs_at_a_temperature_are_those_sampled_from_or_missing(
+    url: str, http: aiohttp.ClientSession
+) -> None:
+    """Two tokens are 1/T times as far apart as at temperature 1."""
+    able = asdict((await survey("auto", url, http)).abilities)
+    engine = EngineClient(dialect_of("vllm", able), url, http, wait_seconds=120)
+    sampling = params(8, temperature=0.5, ignore_eos=True)
+    ids: list[int] = []
+    tops: list[list[tuple[float, int]]] = []
+    async for delta in engine.generate(PROMPT, sampling, rid=next(_rids), top_logprobs=4):
+        assert (delta.logprobs is None) is (bool(delta.ids) and not able["any_temperature"])
+        ids += delta.ids
+        tops += delta.top or []
+    assert len(ids) == 8
+    if able["any_temperature"]:
+        scores = await engine.score_top([*PROMPT, *ids], len(PROMPT), 4)
+        assert scores.top is not None
+        for sampled, plain in zip(tops, scores.top, strict=True):
+            assert [token for _, token in sampled] == [token for _, token in plain]
+            apart = 2 * (plain[0][0] - plain[-1][0])
+            assert sampled[0][0] - sampled[-1][0] == pytest.approx(apart, abs=0.02)
+    cut = await run(engine, sampling=params(4, top_p=0.5, ignore_eos=True))
+    assert (cut.logprobs is None) is able["any_temperature"], "the cut leaves another distribution"
 
 
 async def test_stop_reasons(engine: VLLMEngine) -> None:
@@ -205,6 +250,6 @@ async def test_an_engine_without_the_adapter_is_waited_for(
     folder = write_adapter(tmp_path / "late", model_path, seed=9)
     await engine.load_adapter(adapter.name, str(folder))
     assert set((await task).versions) == {"7"}
-    with pytest.raises(EngineRefused):
+    with pytest.raises(EngineRefused, match="No adapter found"):
         await engine.load_adapter("bad", str(tmp_path / "nowhere"))
     await engine.unload_adapter(adapter.name)
