@@ -48,6 +48,7 @@ test-slime: $(SLIME_VENV)/.installed
 	touch $@
 
 # VLLM_MODEL=FOLDER: a small model; what make quickstart unpacks will do.
+# VLLM_LOGPROBS_MODE=raw_logprobs: vLLM's own default in place of the one that we ask for.
 test-vllm: $(VENV)/.installed .venv-vllm/.installed
 	VLLM=$(abspath .venv-vllm/bin/vllm) VLLM_MODEL=$(or $(VLLM_MODEL),models/SmolLM2-135M-Instruct) \
 		$(BIN)/python -m pytest -q -s tests/vllm $(ARGS)

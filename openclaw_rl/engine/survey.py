@@ -19,7 +19,7 @@ from openclaw_rl.engine.dialect import models_of
 from openclaw_rl.engine.kinds import KINDS, open_engine
 from openclaw_rl.engine.types import Abilities, Candidates
 from openclaw_rl.engine.vllm import VLLM
-from openclaw_rl.errors import ConfigError, EngineRefused
+from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
 
 _PROMPT = (11, 12, 13)
 """Ids that every vocabulary has."""
@@ -77,7 +77,9 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
             abilities = await _log_probs(url, http, max(_CANDIDATES, candidates))
             await _takes_adapters(engine)
         return Survey(kind, abilities, info)
-    except EngineRefused as error:
+    except EngineUnavailable:
+        raise
+    except EngineError as error:  # a refusal, or answers that we cannot read (an old vLLM)
         raise ConfigError(f"--engine-url {url}: {error}") from error
 
 

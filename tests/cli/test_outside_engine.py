@@ -83,6 +83,13 @@ def test_importance_weights_are_on_beside_an_engine_outside_only() -> None:
     assert hook_args(load_config({"train.tis_clip": "3"}, {}, None)).tis_clip == 3.0
 
 
+def test_the_trainer_may_have_a_device_of_its_own() -> None:
+    flags = {"engine.url": f"{URL}/", "train.device": "cuda:1", "model.device": "cuda:0"}
+    args = hook_args(load_config(flags, {}, None))
+    assert (args.device, args.engine_url, args.engine_kind) == ("cuda:1", URL, "auto")
+    assert hook_args(load_config({}, {}, None)).engine_kind == "embedded"
+
+
 def test_an_engine_command_must_be_there() -> None:
     with pytest.raises(ConfigError, match="no program no-such-engine"):
         leashed("engine", "no-such-engine serve")

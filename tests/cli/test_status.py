@@ -68,3 +68,13 @@ def test_how_far_engine_and_trainer_are_apart_is_shown(
         journal.publish("trainer", "", {**about, "truncated": cut}, 1.0)
     said = render_status(read_status(config))
     assert f"mean 0.0123, max 0.50 over 640 tokens of rollout 3{words}\n" in said
+
+
+def test_a_version_that_the_engine_refused_is_told(tmp_path: Path):
+    config = Config(data=DataConfig(path=str(tmp_path)))
+    with Journal.open(config.journal_path) as journal:
+        info = {"weight_version": "3", "refused": "version 4: rank 64 is too large"}
+        journal.publish("policy", "http://127.0.0.1:9", info, 1.0)
+    said = render_status(read_status(config))
+    assert "weight version 3" in said
+    assert "an older one is served: version 4: rank 64 is too large" in said

@@ -22,6 +22,7 @@ from openclaw_rl.sample import Sample
 from openclaw_rl.topk import TopK
 from tests.fakes.engine import FakeEngine, Fault, logprob_of
 from tests.fakes.model import tiny_tokenizer
+from tests.fakes.vllm import FakeVLLM
 from tests.judge.helpers import (
     Clock,
     FakeChat,
@@ -136,6 +137,22 @@ async def test_a_correction_is_the_hint_for_the_teacher(journal: Journal, model:
     hinted = [user("What is rain?\n\n[hint]\nToo long, one sentence please.")]
     start = len(chat.encode(chat.render(hinted)))
     assert list(found.teacher_log_probs) == [
+        logprob_of(token, start + at) for at, token in enumerate([11, 12, 2])
+    ]
+
+
+async def test_a_teacher_elsewhere_is_spoken_to_as_the_policys_engine(
+    journal: Journal, model: Path
+) -> None:
+    """Which kind that is may be found out only after the judge has started."""
+    add_turn(journal, "t1", "Too long, one sentence please. What is snow?")
+    async with FakeVLLM() as engine:
+        args = make_args(hf_checkpoint=str(model), teacher_url=engine.url, engine_kind="auto")
+        journal.publish("policy", "http://127.0.0.1:9", {"engine": "vllm"}, 1.0)
+        await judge_all(journal, feedback.custom_rm, args)
+        (asked,) = engine.raw
+    start = len(asked["prompt"]) - 3
+    assert list(verdict(journal).teacher_log_probs) == [
         logprob_of(token, start + at) for at, token in enumerate([11, 12, 2])
     ]
 
