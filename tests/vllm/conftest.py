@@ -51,10 +51,12 @@ def url(model_path: Path, mode: str, tmp_path_factory: pytest.TempPathFactory) -
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "log"
     options = "--enable-lora --max-loras 4 --max-lora-rank 16 --dtype float32 --max-model-len 2048"
+    targets = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"  # see docs/engines.md
     with log.open("wb") as out:
         server = subprocess.Popen(
             [program, "serve", str(model_path), "--host", "127.0.0.1", "--port", str(port),
-             *options.split(), "--logprobs-mode", mode, "--enforce-eager", "--max-num-seqs", "32"],
+             *options.split(), "--lora-target-modules", *targets.split(),
+             "--logprobs-mode", mode, "--enforce-eager", "--max-num-seqs", "32"],
             env={
                 **os.environ,
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -233,6 +233,27 @@ async def test_adapters_change_under_load_and_no_reply_fails_or_mixes(
             await engine.unload_adapter(adapter.name)
 
 
+async def test_texts_are_scored_while_an_adapter_replies(
+    url: str, http: aiohttp.ClientSession, model_path: Path, tmp_path: Path
+) -> None:
+    """vLLM whose adapters may change the output layer dies of this: see docs/engines.md."""
+    adapter = Adapter(f"scored-{tmp_path.name}", "1")
+    policy = VLLMEngine(url, http, adapter=lambda: adapter, wait_seconds=60)
+    base = VLLMEngine(url, http, wait_seconds=60)
+    text = [*PROMPT * 6, 30, 31]
+    alone = await base.score(text, len(PROMPT))
+    await policy.load_adapter(adapter.name, str(write_adapter(tmp_path / "a", model_path, seed=5)))
+    talks = [
+        asyncio.create_task(run(policy, [*PROMPT, 30 + n], sampling=params(48, ignore_eos=True)))
+        for n in range(4)
+    ]
+    while not all(talk.done() for talk in talks):
+        beside = await base.score(text, len(PROMPT))
+        assert max(abs(a - b) for a, b in zip(alone, beside, strict=True)) < 0.02
+    assert all(set((await talk).versions) == {"1"} for talk in talks)
+    await policy.unload_adapter(adapter.name)
+
+
 async def _raise_failed(talks: list[asyncio.Task[None]]) -> None:
     for talk in talks:
         if talk.done():
