@@ -31,7 +31,8 @@ openclaw-rl trains a personal agent while it is being used.
 Other agents: point them at http://127.0.0.1:30000/v1. What you answer becomes the reward; the
 model you talk to changes while you go on.
 
-Past conversations can be a start: openclaw-rl replay PATH. What was kept of the new ones:
+Past conversations can be a start: put them into --data, or openclaw-rl replay PATH. What was kept
+of the new ones:
   openclaw-rl inspect | export | purge
 
 The loops can also run one by one, sharing only the journal in --data:
