@@ -28,6 +28,10 @@ class EngineUnavailable(EngineError):
     """The engine cannot be reached, or broke off; the same request may succeed later."""
 
 
+class EngineTooSlow(EngineUnavailable):
+    """The engine did not answer within the time that it was given."""
+
+
 class EngineRefused(EngineError):
     """The engine refused the request itself; repeating it changes nothing."""
 

@@ -106,6 +106,13 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
     if dropped >= _MANY and dropped == status["main"]:
         reason = max(status["dropped"], key=status["dropped"].get)
         found.append(f"every turn was dropped, most as {reason}")
+    slow = status["counters"].get("judge_timeout", 0)
+    if slow >= _MANY and status["judged"] == 0:
+        found.append(
+            f"no judge answered in time ({slow} votes): take a faster one (--prm-url, --judge-url), "
+            "more time (--judge-timeout), or plain words instead of one (--custom-rm-path "
+            "openclaw_rl.rewards.feedback.custom_rm)"
+        )
     blind = status["counters"].get("topk_missing", 0)
     if blind >= _MANY and 2 * blind > status["main"]:
         found.append(

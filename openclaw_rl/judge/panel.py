@@ -1,8 +1,9 @@
 """Several independent votes of one judge on one turn.
 
 Guarantees: a vote that fails, takes too long or tells nothing is an abstention; a prompt that does
-not fit is shortened until it does, or all abstain; only where every vote failed because the
-endpoint was away is `EngineUnavailable` raised, so that the turn can wait.
+not fit is shortened until it does, or all abstain; only where no vote told anything, and one of
+them failed because the endpoint was away (or too slow: `EngineTooSlow`), is `EngineUnavailable`
+raised, so that the turn can wait.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.errors import EngineError, EngineUnavailable
+from openclaw_rl.errors import EngineError, EngineTooSlow, EngineUnavailable
 from openclaw_rl.judge.llm import JudgeLLM, is_overflow
 from openclaw_rl.judge.prompts import Case, new_nonce
 from openclaw_rl.judge.votes import ABSTAINED, Vote, parse_vote
@@ -86,7 +87,7 @@ class Panel:
                 )
         except TimeoutError:
             self.count("judge_timeout")
-            return ABSTAINED
+            raise EngineTooSlow(f"the judge took longer than {self.seconds:g} s") from None
         return parse_vote(
             completion.text,
             in_reasoning=completion.in_reasoning,

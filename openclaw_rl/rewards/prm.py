@@ -17,7 +17,7 @@ from openclaw_rl.sample import Sample
 async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
     """`{"score": -1.0 | 0.0 | 1.0 | None, "votes": [...], "abstained": bool}`.
 
-    Raises `EngineUnavailable` where the PRM is away.
+    Raises `EngineUnavailable` where the PRM is away or answers no vote in time.
     """
     panel = await get_resources(args).verdicts()
     scores = [vote.score for vote in await panel.votes(case_of(sample))]

@@ -23,6 +23,19 @@ def test_an_engine_without_candidates_is_told(tmp_path: Path, blind: int):
     assert [words.split()[0] for words in told] == (["20"] if blind == 20 else [])
 
 
+@pytest.mark.parametrize(("votes", "verdicts", "told"), [(30, 0, 1), (5, 0, 0), (30, 1, 0)])
+def test_a_judge_that_never_answers_in_time_is_told(
+    tmp_path: Path, votes: int, verdicts: int, told: int
+):
+    config = Config(data=DataConfig(path=str(tmp_path)))
+    with Journal.open(config.journal_path) as journal:
+        journal.count("judge_timeout", votes)
+        for n in range(verdicts):
+            judged(journal, record(f"t{n}"))
+    warnings = read_status(config)["warnings"]
+    assert sum("no judge answered in time" in words for words in warnings) == told
+
+
 @pytest.mark.parametrize(("sessions", "told"), [(1, True), (5, False)])
 def test_what_the_share_of_a_session_holds_back_is_told_below_a_full_batch(
     tmp_path: Path, sessions: int, told: bool

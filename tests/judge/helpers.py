@@ -129,6 +129,8 @@ class FakeChat:
         self.headers: list[dict[str, str]] = []
         self.refuse: Callable[[dict[str, Any]], str | None] = lambda body: None
         self.hold: asyncio.Event | None = None
+        self.holds: deque[asyncio.Event | None] = deque()
+        """For one request each, before `hold`."""
         self.arrived = asyncio.Condition()
         self.most_at_once = 0
         self._now = 0
@@ -144,8 +146,9 @@ class FakeChat:
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         try:
-            if self.hold is not None:
-                await self.hold.wait()
+            hold = self.holds.popleft() if self.holds else self.hold
+            if hold is not None:
+                await hold.wait()
             await asyncio.sleep(0)
         finally:
             self._now -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from argparse import Namespace
 from collections.abc import AsyncIterator
@@ -92,15 +93,31 @@ async def test_the_judge_sees_all_of_a_turn_and_nothing_can_break_out(args, judg
     assert "<|im_end|>" not in data
 
 
-async def test_case_27_a_slow_vote_abstains(args, judge) -> None:
-    import asyncio
-
+async def test_case_27_a_slow_vote_abstains_and_where_all_are_slow_the_turn_waits(args, judge):
     args.prm_m, args.judge_timeout = 2, 0.2
-    judge.hold = asyncio.Event()
+    slow = asyncio.Event()
+    judge.holds += [slow, None]
     reward = await prm.custom_rm(args, sample())
-    judge.hold.set()
-    assert reward == {"score": None, "votes": [None, None], "abstained": True}
-    assert args.judge_resources.counters["judge_timeout"] == 2
+    assert (reward["score"], sorted(map(str, reward["votes"]))) == (1.0, ["1.0", "None"])
+    assert args.judge_resources.counters["judge_timeout"] == 1
+    judge.hold = slow
+    with pytest.raises(EngineUnavailable, match="took longer than"):
+        await prm.custom_rm(args, sample())
+    slow.set()
+    assert args.judge_resources.counters["judge_timeout"] == 3
+
+
+async def test_case_27_what_the_one_tells_does_not_wait_for_the_other_that_is_slow(args, judge):
+    args.judge_timeout = 0.2
+    slow = asyncio.Event()
+    judge.holds += [None, slow]
+    reward = await combined.custom_rm(args, sample())
+    assert (reward["score"], reward["hint"], reward["abstained"]) == (1.0, None, False)
+    judge.holds += [None, slow]
+    judge.answers.append(vote(0))  # no opinion: the other one might have had one
+    with pytest.raises(EngineUnavailable):
+        await combined.custom_rm(args, sample())
+    slow.set()
 
 
 async def test_case_27_an_endpoint_away_is_no_score(args, judge) -> None:

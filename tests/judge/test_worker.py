@@ -384,6 +384,25 @@ async def test_case_26_no_verdict_is_asked_again_and_then_dropped(journal: Journ
     assert journal.fates().counters["postponed:no_verdict"] == 2
 
 
+async def test_case_27_a_judge_that_is_only_slow_costs_no_turn(journal: Journal) -> None:
+    clock, args = Clock(), make_args(judge_timeout=0.1)
+    add_turn(journal, "t1", "x")
+    async with FakeChat() as fake:
+        fake.hold = asyncio.Event()
+        args.prm_url = fake.url
+        worker = make_worker(journal, prm.custom_rm, args, clock=clock)
+        for _ in range(worker_module.ABSTENTIONS + 2):
+            await worker.run_until_idle()
+            assert state(journal) is State.JUDGING
+            clock.now += 600
+        fake.hold.set()
+        args.judge_timeout = 20.0
+        await worker.run_until_idle()
+        await args.judge_resources.close()
+    assert state(journal) is State.READY
+    assert journal.fates().counters["postponed:judge_unavailable"] == 5
+
+
 async def test_a_refusal_is_tried_again(journal: Journal) -> None:
     add_turn(journal, "t1", "x")
     async with FakeChat() as fake:
