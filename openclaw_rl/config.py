@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
+from urllib.parse import urlsplit
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import Config
@@ -169,6 +170,10 @@ def _convert(raw: Any, kind: type, item: dataclasses.Field[Any], origin: str) ->
     meta = item.metadata
     if meta["choices"] and value not in meta["choices"]:
         raise ConfigError(f"{origin}: {value!r} is none of {', '.join(meta['choices'])}")
+    if meta["secret"] and any(ord(char) <= 32 or ord(char) > 126 for char in value):
+        raise ConfigError(f"{origin} must be printable ASCII without spaces")  # it is a header
+    if meta["address"] and value and not _is_address(value):
+        raise ConfigError(f"{origin}: give the server's address, like http://127.0.0.1:8000")
     if kind is not str:
         if not math.isfinite(value):
             raise ConfigError(f"{origin}: {raw!r} is not a finite number")
@@ -186,8 +191,6 @@ def _check(config: Config) -> None:
             f"--host {gateway.host} can be reached from other machines: set OPENCLAW_RL_API_KEY "
             "first, or keep 127.0.0.1"
         )
-    if any(ord(char) <= 32 or ord(char) > 126 for char in gateway.api_key):
-        raise ConfigError("OPENCLAW_RL_API_KEY must be printable ASCII without spaces")
     if ":" in gateway.api_key:
         raise ConfigError("OPENCLAW_RL_API_KEY must not contain ':' (KEY:SESSION names a session)")
     train = config.train
@@ -195,6 +198,20 @@ def _check(config: Config) -> None:
         raise ConfigError("--opd-top-k distils from hints, which --method rl does not ask for")
     if train.opd_hints > 1 and not train.opd_top_k:
         raise ConfigError("--opd-hints above 1 needs --opd-top-k: hints are chosen by candidates")
+    if -1 < train.tis_clip < 0:
+        raise ConfigError(f"--tis-clip {train.tis_clip:g}: it is -1, or at least 0")
+    engines = {"--engine-url": config.engine.url, "--teacher-url": config.judge.teacher_url}
+    for flag, url in engines.items():
+        if "/v1/" in f"{urlsplit(url).path}/":
+            raise ConfigError(f"{flag}: give the server itself, like http://127.0.0.1:8000")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

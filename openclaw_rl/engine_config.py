@@ -12,7 +12,10 @@ class EngineConfig:
     """The engine that samples: the embedded one, or one at an address."""
 
     url: str = _setting(
-        "", "address of an engine outside (default: the embedded one)", flag="--engine-url"
+        "",
+        "address of an engine outside (default: the embedded one)",
+        flag="--engine-url",
+        address=True,
     )
     kind: str = _setting(
         "auto",

@@ -14,6 +14,7 @@ from openclaw_rl.engine.survey import survey
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hook_args import hook_args
 from openclaw_rl.hooks import load_hook
+from openclaw_rl.local.device import device_of
 from openclaw_rl.local.train_args import needs_of
 from openclaw_rl.replay import files
 from openclaw_rl.replay.conversation import ReplayError
@@ -37,13 +38,17 @@ def check_model(config: Config) -> None:
 
 def check_data(config: Config) -> None:
     """The folder of the journal must be ours to write."""
-    path = Path(config.data.path).expanduser()
+    _writable(config.data.path, "--data")
+
+
+def _writable(folder: str, flag: str) -> None:
+    path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigError(f"--data: cannot make {path}: {error.strerror}") from error
+        raise ConfigError(f"{flag}: cannot make {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"--data: {path} is not writable")
+        raise ConfigError(f"{flag}: {path} is not writable")
 
 
 def check_conversations(config: Config) -> list[Path]:
@@ -88,6 +93,10 @@ def check_training(config: Config) -> None:
     for package in ("torch", "peft"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"training on this machine needs {package}: {INSTALL_LOCAL}")
+    if config.train.device and config.engine.url:
+        device_of(config.train.device, "--train-device")
+    else:
+        device_of(config.model.device, "--device")
     check_engine(config)
     load_hook(config.loss_path, default_name="custom_loss", flag="--custom-loss-function-path")
     load_hook(
@@ -105,15 +114,15 @@ def check_engine(config: Config) -> None:
         for value, flag in (
             (engine.kind != "auto", "--engine"),
             (engine.command, "--engine-cmd"),
+            (engine.adapter_dir, "--adapter-dir"),
+            (engine.adapter_dir_at_engine, "--adapter-dir-at-engine"),
             (config.train.device, "--train-device"),
         ):
             if value:
                 raise ConfigError(f"{flag} belongs to an engine outside: give its --engine-url")
         return
-    if not engine.url.startswith(("http://", "https://")) or engine.url.rstrip("/").endswith("/v1"):
-        raise ConfigError(
-            f"--engine-url {engine.url}: give the server itself, like http://127.0.0.1:8000"
-        )
+    if engine.adapter_dir:
+        _writable(engine.adapter_dir, "--adapter-dir")
     with contextlib.suppress(EngineUnavailable):
         asyncio.run(_ask_engine(config))
 

@@ -16,8 +16,10 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     secret: bool = False,
+    address: bool = False,
 ) -> Any:
-    """Declare a setting; `low` and `high` are inclusive bounds of a number."""
+    """Declare a setting; `low` and `high` are inclusive bounds of a number, `address` is that of a
+    server, and `secret` a key."""
     metadata = {
         "help": help,
         "flag": flag,
@@ -25,5 +27,7 @@ def setting(
         "choices": choices,
         "low": low,
         "high": high,
+        "secret": secret,
+        "address": address,
     }
     return field(default=default, metadata=metadata, repr=not secret)

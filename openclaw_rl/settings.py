@@ -146,9 +146,8 @@ class JudgeConfig:
     prm_url: str = _setting(
         "",
         "OpenAI-compatible address of the PRM (default: the base model)",
-        flag="--prm-url",
-        env="PRM_URL",
-    )
+        flag="--prm-url", env="PRM_URL", address=True,
+    )  # fmt: skip
     prm_model: str = _setting(
         "", "model name at the PRM's address", flag="--prm-model", env="PRM_MODEL"
     )
@@ -163,9 +162,8 @@ class JudgeConfig:
     judge_url: str = _setting(
         "",
         "OpenAI-compatible address of the judge that writes hints",
-        flag="--judge-url",
-        env="JUDGE_URL",
-    )
+        flag="--judge-url", env="JUDGE_URL", address=True,
+    )  # fmt: skip
     judge_model: str = _setting(
         "", "model name at the judge's address", flag="--judge-model", env="JUDGE_MODEL"
     )
@@ -177,8 +175,9 @@ class JudgeConfig:
         env="JUDGE_MODEL_PATH",
     )
     teacher_url: str = _setting(
-        "", "engine that scores the hinted reply (default: the base)", flag="--teacher-url"
-    )
+        "", "engine that scores the hinted reply (default: the base)", flag="--teacher-url",
+        address=True,
+    )  # fmt: skip
     prm_m: int = _setting(3, "votes per turn", flag="--prm-m", env="PRM_M", low=1, high=64)
     temperature: float = _setting(
         0.6, "temperature of PRM and judge", flag="--judge-temperature", low=0, high=5

@@ -88,9 +88,14 @@ when the supervisor is gone. It never ends with MISCONFIGURED: what 2 means is t
 
 def leashed(name: str, command: str) -> Loop:
     """A child that is not ours, by its command line."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"--engine-cmd: {str(error).lower()}") from error
     if not words or shutil.which(words[0]) is None:
-        raise ConfigError(f"--engine-cmd: there is no program {words[0] if words else ''}")
+        program = words[0] if words else ""
+        mend = "; before the program write env NAME=VALUE" if "=" in program else ""
+        raise ConfigError(f"--engine-cmd: there is no program {program}{mend}")
     # vLLM loads adapters while it serves only where this is set; others do not look at it.
     return Loop(
         name,

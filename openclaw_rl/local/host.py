@@ -28,8 +28,9 @@ from typing import Any, Protocol
 
 import torch
 
-from openclaw_rl.errors import ConfigError, OpenClawRLError
+from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.journal import Journal
+from openclaw_rl.local.device import device_of
 from openclaw_rl.local.embedded import Embedded
 from openclaw_rl.local.model import LoadedModel, LoraSpec
 from openclaw_rl.local.outside import Outside
@@ -82,7 +83,7 @@ class Host:
     """One run of the host. `started` is set once requests are served; `stop` ends the run."""
 
     def __init__(self, args: Namespace) -> None:
-        device = _device(getattr(args, "device", None))
+        device = device_of(getattr(args, "device", None) or "auto")
         self.args = complete(args, on_gpu=device.type == "cuda")
         self._alone = hold_leases(Path(args.journal_path), str(self.args.host_name))
         self.stop = threading.Event()
@@ -203,12 +204,3 @@ class Host:
         until = time.monotonic() + GIVE_WAY_SECONDS
         while self.serving.busy() and time.monotonic() < until and not self.stop.is_set():
             time.sleep(0.005)
-
-
-def _device(name: str | None) -> torch.device:
-    if name and name != "auto":
-        device = torch.device(name)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"--device {name}: torch sees no CUDA device")
-        return device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -28,7 +28,13 @@ URL = "http://127.0.0.1:8000"
         ({"engine.kind": "vllm"}, "--engine belongs to an engine outside"),
         ({"engine.command": "vllm serve x"}, "--engine-cmd belongs"),
         ({"train.device": "cuda:1"}, "--train-device belongs"),
+        ({"engine.adapter_dir": "adapters"}, "--adapter-dir belongs"),
+        ({"engine.adapter_dir_at_engine": "/mnt"}, "--adapter-dir-at-engine belongs"),
         ({"engine.url": f"{URL}/v1", "engine.kind": "vllm"}, "give the server itself"),
+        ({"engine.url": f"{URL}/v1/completions"}, "--engine-url: give the server itself"),
+        ({"judge.teacher_url": f"{URL}/v1"}, "--teacher-url: give the server itself"),
+        ({"engine.url": URL, "engine.adapter_dir": "/proc/none"}, "--adapter-dir: cannot make"),
+        ({"train.tis_clip": "-0.5"}, "--tis-clip -0.5: it is -1, or at least 0"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(flags: dict[str, str], words: str) -> None:
@@ -90,9 +96,51 @@ def test_the_trainer_may_have_a_device_of_its_own() -> None:
     assert hook_args(load_config({}, {}, None)).engine_kind == "embedded"
 
 
-def test_an_engine_command_must_be_there() -> None:
-    with pytest.raises(ConfigError, match="no program no-such-engine"):
-        leashed("engine", "no-such-engine serve")
+@pytest.mark.parametrize("name", ["engine.url", "judge.prm_url", "judge.judge_url",
+                                  "judge.teacher_url"])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "http://", "http://h:port", "http://h:99999", "ftp://h", "http://[::1"],
+)
+def test_an_address_must_be_one(name: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"give the server's address, like http://"):
+        load_config({name: url}, {}, None)
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "clé", "with space"])
+@pytest.mark.parametrize("name", ["ENGINE_API_KEY", "PRM_API_KEY", "JUDGE_API_KEY"])
+def test_a_key_that_cannot_be_sent_is_said_and_not_shown(name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be printable ASCII") as caught:
+        load_config({}, {name: key}, None)
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cuda:99", r"--train-device cuda:99: torch sees"),
+        ("gpu", r"--train-device: 'gpu' is none of auto, cpu, cuda, cuda:N"),
+    ],
+)
+def test_a_device_that_is_not_there_is_said_before_anything_starts(name: str, words: str) -> None:
+    pytest.importorskip("torch")
+    flags = {"engine.url": URL, "train.device": name}
+    with pytest.raises(ConfigError, match=words):
+        preflight.check_training(load_config(flags, {}, None))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("no-such-engine serve", "no program no-such-engine"),
+        ("A=1 vllm serve", "no program A=1; before the program write env NAME=VALUE"),
+        ('vllm serve "x', "--engine-cmd: no closing quotation"),
+        (" ", "there is no program"),
+    ],
+)
+def test_an_engine_command_must_be_there(command: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        leashed("engine", command)
 
 
 @pytest.mark.parametrize("how", ["told", "orphaned"])
