@@ -109,8 +109,8 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
     slow = status["counters"].get("judge_timeout", 0)
     if slow >= _MANY and status["judged"] == 0:
         found.append(
-            f"no judge answered in time ({slow} votes): take a faster one (--prm-url, --judge-url), "
-            "more time (--judge-timeout), or plain words instead of one (--custom-rm-path "
+            f"no judge answered in time ({slow} votes): take a faster one (--prm-url, --judge-url),"
+            " give it longer (--judge-timeout), or learn from plain words (--custom-rm-path "
             "openclaw_rl.rewards.feedback.custom_rm)"
         )
     blind = status["counters"].get("topk_missing", 0)
