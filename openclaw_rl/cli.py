@@ -302,18 +302,21 @@ def _doctor(config: Config, *, port_given: bool) -> int:
 
 def _connect(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.connect import OpenClaw, plan_connect, plan_undo
-    from openclaw_rl.doctor import served_at
+    from openclaw_rl.doctor import served_at, window
 
+    notes: list[str] = []
     openclaw = OpenClaw.find(os.environ, options.openclaw_version)
     if options.undo:
         change = plan_undo(openclaw)
     else:
         url = options.url or config.gateway.url
-        change = plan_connect(openclaw, served_at(url, config), default=not options.keep_model)
+        served = served_at(url, config)
+        change = plan_connect(openclaw, served, default=not options.keep_model)
+        notes = [f"note     {found.words}" for found in window(openclaw, served)]
     if change.empty:
         print("nothing to change")
         return 0
-    print(change.shown())
+    print("\n".join([change.shown(), *notes]))
     if not options.yes:
         print("nothing was changed; add --yes to do it")
         return 0

@@ -28,8 +28,8 @@ from openclaw_rl.slime.engines import Frozen, split
 from openclaw_rl.slime.settings import SlimeConfig
 from openclaw_rl.status import read_status, render_sources
 
-SMALLEST_WINDOW = 16_000
-"""Tokens of context below which OpenClaw 2026.3 refuses a model (2026.9: 4,000)."""
+ROOMY_WINDOW = 16_000
+"""Tokens of context below which OpenClaw's own prompt and tools may leave no room."""
 
 _GPUS = ("NUM_NODES", "NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "ROLLOUT_GPUS_PER_ENGINE",
          "PRM_GPUS", "JUDGE_GPUS", "TEACHER_GPUS")  # fmt: skip
@@ -226,9 +226,7 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
         yield Finding("warn", "openclaw", words, mend_it)
     if served is None:
         return
-    if served.context_length < SMALLEST_WINDOW:
-        words = f"a context of {served.context_length} tokens is too small for OpenClaw"
-        yield Finding("warn", "openclaw", words, f"a model with {SMALLEST_WINDOW} or more")
+    yield from window(openclaw, served)
     model = get(openclaw.config, ("agents", "defaults", "model"))
     default = model if isinstance(model, str) else get(model, ("primary",))
     if default != f"{PROVIDER}/{served.model}":
@@ -244,6 +242,21 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
     else:
         yield Finding("fail", "connected", "provider entry or plugin are not as they should be",
                       f"{mend} (shows what would change)")  # fmt: skip
+
+
+def window(openclaw: OpenClaw, served: Served) -> Iterator[Finding]:
+    """Whether OpenClaw takes a model with this context. Raises `ConfigError` where its version is
+    not known."""
+    length = served.context_length
+    # As seen: what the oldest and the newest that we tried refuse.
+    least = 4_000 if openclaw.release >= (2026, 9, 0) else 16_000
+    if length < least:
+        words = (f"OpenClaw {openclaw.version} refuses a model with a context of {length} tokens "
+                 f"and answers nothing with it (at least {least})")  # fmt: skip
+        yield Finding("fail", "context", words, f"a model with {max(least, ROOMY_WINDOW)} or more")
+    elif length < ROOMY_WINDOW:
+        words = f"{length} tokens of context are few: OpenClaw's own prompt may not leave room"
+        yield Finding("warn", "context", words, f"a model with {ROOMY_WINDOW} or more")
 
 
 def _probe(reply: Reply | None) -> Iterator[Finding]:

@@ -9,7 +9,8 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.config import load_config
-from openclaw_rl.doctor import Finding, examine, gpu_shares
+from openclaw_rl.connect import OpenClaw, Served
+from openclaw_rl.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.journal import Fates, SourceCount
 from tests.fakes.model import tiny_tokenizer
 from tests.gateway.conftest import world
@@ -69,6 +70,32 @@ async def test_connect_asks_the_gateway_shows_and_only_then_does_it(capsys, open
     assert await run(capsys, "connect", "--yes") == (0, "nothing to change\n")
     assert (await run(capsys, "connect", "--undo", "--yes"))[0] == 0
     assert json.loads(openclaw.read_text()) == json.loads(before)
+
+
+@pytest.mark.parametrize(
+    ("version", "context", "level", "words"),
+    [
+        ("2026.3.23-2", 8192, "fail", "refuses a model with a context of 8192 tokens"),
+        ("2026.3.23-2", 16_000, None, ""),
+        ("2026.9.6", 3999, "fail", "refuses a model with a context of 3999 tokens"),
+        ("2026.9.6", 8192, "warn", "8192 tokens of context are few"),
+        ("2026.9.6", 16_000, None, ""),
+    ],
+)
+def test_a_context_that_openclaw_refuses_is_told(openclaw, version, context, level, words):
+    served = Served("http://127.0.0.1:1/v1", "tiny", context, context, "")
+    found = list(window(OpenClaw.find(os.environ, version), served))
+    assert [finding.level for finding in found] == ([level] if level else [])
+    assert words in "".join(map(str, found))
+
+
+async def test_connect_says_that_openclaw_will_refuse_the_model(capsys, openclaw, tmp_path):
+    openclaw.write_text('{"meta": {"lastTouchedVersion": "2026.3.23-2"}}')
+    words = ["connect", "--url", "http://127.0.0.1:9/v1", "--served-name", "m"]
+    for context, told in (("8000", 1), ("32000", 0)):
+        status, said = await run(capsys, *words, "--context-length", context)
+        assert status == 0
+        assert said.count("note     OpenClaw 2026.3.23-2 refuses") == told
 
 
 async def test_connect_without_a_gateway_needs_to_be_told(capsys, openclaw, tmp_path, monkeypatch):
