@@ -55,8 +55,17 @@ class ChatTokenizer:
 
     eos_ids: frozenset[int]
     context_length: int | None
+    vocab_size: int | None
+    """Ids that the model has: a few more than the tokenizer, often."""
 
-    def __init__(self, tokenizer: Any, *, eos_ids: Sequence[int], context_length: int | None):
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        eos_ids: Sequence[int],
+        context_length: int | None,
+        vocab_size: int | None = None,
+    ):
         if not tokenizer.chat_template:
             raise ConfigError("the model's tokenizer has no chat template; serve a chat model")
         if not getattr(tokenizer, "backend_tokenizer", None):
@@ -67,6 +76,7 @@ class ChatTokenizer:
         self._single: dict[int, str] = {}
         self._bound = TokenBound(self._backend)
         self.context_length = context_length
+        self.vocab_size = vocab_size
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self._arguments_as_text = self._probe_arguments()
         self._system_anywhere = self._probe_system()
@@ -102,6 +112,7 @@ class ChatTokenizer:
             tokenizer,
             eos_ids=sorted(eos),
             context_length=config.get("max_position_embeddings"),
+            vocab_size=config.get("vocab_size"),
         )
 
     @property

@@ -12,13 +12,12 @@ before, so it is compared, not parsed, and only the new tail goes through the JS
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.engine.fastjson import loads
 from openclaw_rl.engine.refusals import reason_of, refusal
-from openclaw_rl.engine.scores import POSITIVE, are_ids, read_top
+from openclaw_rl.engine.scores import are_ids, is_log_prob, read_top
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.errors import EngineError, EngineUnavailable
 
@@ -75,12 +74,13 @@ class ReplyReader:
         if not self._fixed and meta.get("weight_version") is not None:
             self._version = str(meta["weight_version"])
         self.seen += len(ids)
+        cached = meta.get("cached_tokens")
         return Delta(
             ids=ids,
             logprobs=_values(ids, entries),
             version=self._version,
             finish=finish,
-            cached_tokens=meta.get("cached_tokens") or 0,
+            cached_tokens=cached if isinstance(cached, int) else 0,
             top=read_top(tops, len(ids)) if tops else None,
         )
 
@@ -214,10 +214,9 @@ def _values(ids: list[int], entries: list[Any] | None) -> list[float] | None:
     for token, entry in zip(ids, entries, strict=True):
         if not isinstance(entry, list) or len(entry) < 2 or entry[1] != token:
             return None
-        value = entry[0]
-        if not isinstance(value, int | float) or not math.isfinite(value) or value > POSITIVE:
+        if not is_log_prob(entry[0]):
             return None
-        values.append(float(value))
+        values.append(float(entry[0]))
     return values
 
 

@@ -47,14 +47,22 @@ def read_scores(data: bytes, ids: Sequence[int], start: int, top: int) -> Scores
             return None
         count = len(ids) - start
         wanted = meta["input_token_logprobs"][-count:]
-        if [int(entry[1]) for entry in wanted] == list(ids[start:]):
+        named = [int(entry[1]) for entry in wanted] == list(ids[start:])
+        if named and all(is_log_prob(entry[0]) for entry in wanted):
             values = [float(entry[0]) for entry in wanted]
-            if all(math.isfinite(value) for value in values):
-                lists = meta.get("input_top_logprobs") if top else None
-                return Scores(values, None if lists is None else read_top(lists[-count:], count))
+            lists = meta.get("input_top_logprobs") if top else None
+            return Scores(values, None if lists is None else read_top(lists[-count:], count))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         pass
     raise EngineError("the engine's scores do not line up with the ids asked for")
+
+
+def is_log_prob(value: Any) -> bool:
+    """Whether it is a finite number that can be a natural-log probability."""
+    try:
+        return type(value) in (int, float) and -math.inf < float(value) <= POSITIVE
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def are_ids(values: Sequence[Any]) -> bool:
@@ -74,7 +82,7 @@ def read_top(entries: Any, count: int) -> list[Candidates] | None:
             return None
         if any(len({token for _, token in one}) < len(one) for one in lists):
             return None
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         return None
     if any(value > POSITIVE for one in lists for value, _ in one):
         return None

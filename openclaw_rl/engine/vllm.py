@@ -13,7 +13,6 @@ leaves another distribution than the trained one: they are ours where nothing is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.dialect import Reader, adapters_of, models_of
 from openclaw_rl.engine.events import broken_off
 from openclaw_rl.engine.fastjson import loads
-from openclaw_rl.engine.scores import POSITIVE
+from openclaw_rl.engine.scores import are_ids, is_log_prob
 from openclaw_rl.engine.types import Abilities, Adapter, Candidates, Delta, Finish, Scores
 from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
 
@@ -129,9 +128,9 @@ class VLLM:
                     for entry in entries[start:]
                 ]
                 values = [place[token] for place, token in zip(places, ids[start:], strict=True)]
-                if all(_finite(value) for value in values):
+                if all(map(_known, values)):
                     return Scores(values, [_best(place, top) for place in places] if top else None)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError):
             pass
         raise EngineError("the engine's scores do not line up with the ids asked for")
 
@@ -168,10 +167,14 @@ class _Reader:
         choices = event.get("choices")
         if not choices:
             return Delta([], [], self._version)  # usage only
-        choice = choices[0]
-        ids = choice.get("token_ids") or []
-        if not isinstance(ids, list) or (choice.get("text") and not ids and self._last is None):
+        choice = choices[0] if isinstance(choices, list) else None
+        if not isinstance(choice, dict):
+            raise EngineError("the engine sent an event without a choice")
+        ids = choice.get("token_ids")
+        if ids is None:  # never passed over: what its text was made of would be missing
             raise EngineError("the engine's event lacks token_ids: its vLLM is older than 0.10.2")
+        if not isinstance(ids, list) or not are_ids(ids):
+            raise EngineError("the engine sent what is no token id")
         self._last = ids[-1] if ids else self._last
         values, top = self._logprobs(ids, choice.get("logprobs"))
         return Delta(ids, values, self._version, self._finish(choice), top=top)
@@ -185,9 +188,7 @@ class _Reader:
             return None, None
         values = given.get("token_logprobs")
         if given.get("tokens") != [f"token_id:{token}" for token in ids] or (
-            not isinstance(values, list)
-            or len(values) != len(ids)
-            or not all(isinstance(value, int | float) and _finite(value) for value in values)
+            not isinstance(values, list) or len(values) != len(ids) or not all(map(_known, values))
         ):
             return None, None
         return [float(value) for value in values], self._candidates(given, len(ids))
@@ -197,12 +198,12 @@ class _Reader:
         if not self._top or not isinstance(places, list) or len(places) != count:
             return None
         try:
-            return [
-                _best({int(k.removeprefix("token_id:")): v for k, v in place.items()}, self._top)
-                for place in places
-            ]
+            named = [{int(k.removeprefix("token_id:")): v for k, v in p.items()} for p in places]
         except (AttributeError, ValueError, TypeError):
             return None
+        if not all(are_ids([*place]) for place in named):
+            return None
+        return [_best(place, self._top) for place in named]
 
     def _finish(self, choice: Mapping[str, Any]) -> Finish | None:
         kind = choice.get("finish_reason")
@@ -232,13 +233,13 @@ def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _finite(value: float) -> bool:
-    return math.isfinite(value) and _NO_VALUE < value <= POSITIVE
+def _known(value: Any) -> bool:
+    return is_log_prob(value) and value > _NO_VALUE
 
 
 def _best(place: Mapping[int, float], top: int) -> Candidates:
     """The `top` likeliest; vLLM adds the token itself where it is not among them."""
-    pairs = [(float(value), token) for token, value in place.items() if _finite(value)]
+    pairs = [(float(value), token) for token, value in place.items() if _known(value)]
     return sorted(pairs, key=lambda pair: -pair[0])[:top]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.types import Delta, Engine, OnWait
-from openclaw_rl.errors import ConfigError, OpenClawRLError
+from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
 from openclaw_rl.gateway.auth import Caller
 from openclaw_rl.gateway.feedback import Feedback
 from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
@@ -228,6 +229,8 @@ class Gateway:
         )
         async with aclosing(deltas):
             async for delta in deltas:
+                if max(delta.ids, default=0) >= (self._tokenizer.vocab_size or math.inf):
+                    raise EngineError("the engine gave a token that the model lacks: another one?")
                 if turn.first_token_seconds is None:
                     turn.first_token_seconds = time.perf_counter() - turn.started
                     self._metrics.observe("first_token", turn.first_token_seconds)

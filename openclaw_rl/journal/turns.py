@@ -111,7 +111,7 @@ def _misfit(rec: TurnRecord) -> str:
         return "logprobs_missing"
     if not codec.all_finite(rec.output_logprobs):
         return "logprobs_invalid"
-    if len(rec.output_versions) != length:
+    if len(rec.output_versions) != length or "" in rec.output_versions:
         return "versions_missing"
     return ""
 

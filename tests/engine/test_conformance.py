@@ -18,7 +18,7 @@ import pytest
 from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.kinds import dialect_of, open_engine
 from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
-from openclaw_rl.errors import ContextOverflow, EngineRefused, EngineUnavailable
+from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec
 from openclaw_rl.local.server import serve_engine
@@ -188,6 +188,24 @@ async def test_scores_are_exact(fake: FakeEngine, client: EngineClient) -> None:
     assert await client.score([*PROMPT, 21, 22], 4) == [logprob_of(21, 4), logprob_of(22, 5)]
 
 
+@pytest.mark.parametrize("token", [-1, 2**31])
+async def test_what_is_no_token_id_ends_the_reply(
+    fake: FakeEngine, client: EngineClient, token: int
+) -> None:
+    fake.replies.append([50, token, EOS_ID])
+    with pytest.raises(EngineError, match="no token id"):
+        await run(client)
+
+
+async def test_a_log_prob_of_hundreds_of_digits_is_none(
+    fake: FakeEngine, client: EngineClient
+) -> None:
+    fake.logprob = lambda token, position: -(10**400)
+    assert (await run(client)).logprobs is None
+    with pytest.raises(EngineError, match="line up"):
+        await client.score(PROMPT, 1)
+
+
 @pytest.mark.parametrize("lie", ["missing", "fewer", "none", "nan", "shifted"])
 async def test_no_log_prob_is_made_up(fake: FakeEngine, client: EngineClient, lie: str) -> None:
     fake.faults.append(Fault(logprobs=lie))
@@ -334,6 +352,31 @@ async def test_what_vllm_is_asked(http: aiohttp.ClientSession) -> None:
         with pytest.raises(EngineRefused, match="logit_bias"):
             await run(client, sampling=params(logit_bias={"5": 1.0}))
         assert len(fake.raw) == 1
+
+
+def vllm_reads(*choices: Any) -> list[list[int]]:
+    _, reader = dialect_of("vllm").generation([1], params(), "r", None, 0)
+    return [reader.read(json.dumps({"choices": [one]}).encode()).ids for one in choices]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"text": "lost", "finish_reason": None},
+        {"text": "lost", "token_ids": None, "finish_reason": "stop"},
+        {"text": "x", "token_ids": [5.0]},
+        {"text": "x", "token_ids": [None]},
+        {"text": "x", "token_ids": [True]},
+        "text",
+        None,
+    ],
+)
+def test_no_token_of_vllm_is_passed_over(choice: Any) -> None:
+    """A reply with a hole would be trained as if the tokens behind it had followed at once."""
+    first = {"text": "a", "token_ids": [5]}
+    assert vllm_reads(first, {"text": "", "token_ids": [], "finish_reason": "stop"}) == [[5], []]
+    with pytest.raises(EngineError):
+        vllm_reads(first, choice)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """CASES 21 to 25 over HTTP: what is recorded is what was sampled."""
 
 import pytest
+from openai import InternalServerError
 
 from openclaw_rl.journal.records import State
 from tests.fakes.engine import EOS_ID, Fault, logprob_of
@@ -91,6 +92,18 @@ async def test_case_23_what_the_template_adds_after_a_reply_is_not_in_it(served)
     rest = list(child.prompt_ids)[len(parent.prompt_ids) + len(ids) :]
     assert child.shares_tokens
     assert whole_text(served, rest).startswith("<|im_end|>\n<|im_start|>user")
+
+
+async def test_case_24_a_token_that_the_model_lacks_is_of_another_model(served):
+    """The trainer could not look it up, and the whole batch would fail with it."""
+    lacking = served.tokenizer.vocab_size
+    assert lacking
+    served.engine.replies.append([lacking - 1, lacking, EOS_ID])
+    with pytest.raises(InternalServerError, match="a token that the model lacks"):
+        await served.client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}]
+        )
+    assert served.turns() == []
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -142,6 +142,7 @@ def test_a_prefix_that_is_claimed_but_does_not_hold_is_stored_in_full(journal: J
         ({"output_logprobs": [-0.5, -0.5]}, "logprobs_missing"),
         ({"output_logprobs": [-0.5, math.nan, -0.5]}, "logprobs_invalid"),
         ({"output_versions": ["1"]}, "versions_missing"),
+        ({"output_versions": ["1", "1", ""]}, "versions_missing"),
         ({"output_ids": []}, "empty_output"),
         ({"drop_reason": "engine_lied"}, "engine_lied"),
     ],
