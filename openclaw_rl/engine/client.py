@@ -225,9 +225,11 @@ class EngineClient:
                 async with self._transport.exchange(
                     dialect.path, body, len(ids), fresh=fresh
                 ) as exchange:
-                    data = await exchange.response.read()
+                    pieces: list[bytes] = []
+                    while piece := await exchange.read():
+                        pieces.append(piece)
                     exchange.finished = True
-                scores = dialect.scores(data, ids, start, top)
+                scores = dialect.scores(b"".join(pieces), ids, start, top)
             except Lost as lost:
                 await asyncio.sleep(patience.pause(str(lost), lost.faulty, _now()))
                 fresh = True

@@ -12,6 +12,7 @@ from openclaw_rl.engine.dialect import Reader, adapters_of
 from openclaw_rl.engine.events import ReplyReader
 from openclaw_rl.engine.scores import read_scores, scoring_body
 from openclaw_rl.engine.types import Abilities, Adapter, Scores
+from openclaw_rl.errors import EngineError
 
 
 class SGLang:
@@ -62,7 +63,9 @@ class SGLang:
         return read_scores(data, ids, start, top)
 
     def info(self, answer: Any) -> dict[str, Any]:
-        return dict(answer)
+        if not isinstance(answer, dict):
+            raise EngineError("the engine does not tell its model")
+        return answer
 
     def adapters(self, answer: Any) -> frozenset[str]:
         return adapters_of(answer)

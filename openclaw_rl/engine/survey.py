@@ -7,6 +7,7 @@ conversation.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ _CANDIDATES = 20
 _ALLOWED = re.compile(r"max allowed: (\d+)")
 _NO_FOLDER = "/no/such/adapter"
 _WAIT_SECONDS = 10.0
+_SECONDS = 60.0
+"""For all questions together: an engine under load takes 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,16 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
     `candidates` how many of a token are wanted. Raises ConfigError, and EngineUnavailable where it
     does not answer (yet)."""
     try:
-        kind = await _kind(kind, url, http)
-        engine = open_engine(kind, url, http, wait_seconds=_WAIT_SECONDS)
-        info, abilities = await engine.model_info(), engine.abilities
-        if kind == "vllm":
-            abilities = await _log_probs(url, http, max(_CANDIDATES, candidates))
-            await _takes_adapters(engine)
-        return Survey(kind, abilities, info)
+        async with asyncio.timeout(_SECONDS):
+            kind = await _kind(kind, url, http)
+            engine = open_engine(kind, url, http, wait_seconds=_WAIT_SECONDS)
+            info, abilities = await engine.model_info(), engine.abilities
+            if kind == "vllm":
+                abilities = await _log_probs(url, http, max(_CANDIDATES, candidates))
+                await _takes_adapters(engine)
+            return Survey(kind, abilities, info)
+    except TimeoutError:
+        raise EngineUnavailable("it answers, but gives no token") from None
     except EngineUnavailable:
         raise
     except EngineError as error:  # a refusal, or answers that we cannot read (an old vLLM)

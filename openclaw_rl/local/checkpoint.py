@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from openclaw_rl.errors import ConfigError
 
 _NAME = re.compile(r"version_(\d+)")
 ADAPTER, OPTIMIZER, STATE = "adapter_model.safetensors", "optimizer.pt", "state.json"
+RUN = "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,18 @@ def save(
     for old in folders(root)[max(1, keep) :]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def run_of(root: Path) -> str:
+    """A name for the run whose checkpoints are in `root`, made up once and kept there: the same
+    path may be another run's on another machine."""
+    file = root / RUN
+    try:
+        return file.read_text(encoding="ascii")
+    except FileNotFoundError:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_text(secrets.token_hex(4), encoding="ascii")
+        return file.read_text(encoding="ascii")
 
 
 def name_of(version: int) -> str:

@@ -23,6 +23,7 @@ import signal
 import threading
 import time
 from argparse import Namespace
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,6 +67,20 @@ class Serving(Protocol):
     def busy(self) -> bool: ...
 
     async def close(self) -> None: ...
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` was done before `stopping`, which ends it."""
+    working = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
+    finally:
+        working.cancel()
+        stopped.cancel()
 
 
 def run_host(args: Namespace) -> None:
@@ -146,13 +161,14 @@ class Host:
         trainer = threading.Thread(target=self._train, name="trainer", daemon=True)
         try:
             await asyncio.to_thread(self.trainer.resume)
-            if not await self._until_served(stopping):
+            # An engine may be slow to come up, or to load what it is told to.
+            if not await _unless(stopping, self.serving.start(self.trainer.state.version)):
                 return
             log.info("[host] engine at %s, version %s", self.url, self.trainer.state.version)
             trainer.start()
             self.started.set()
             while not self.stop.is_set():
-                await self.serving.watch()
+                await _unless(stopping, self.serving.watch())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), WATCH_SECONDS)
         finally:
@@ -168,19 +184,6 @@ class Host:
                 self.journal.close()
                 self._alone.close()
             log.info("[host] stopped")
-
-    async def _until_served(self, stopping: asyncio.Event) -> bool:
-        """Whether serving began before the host was stopped: an engine may be slow to come up."""
-        starting = asyncio.ensure_future(self.serving.start(self.trainer.state.version))
-        stopped = asyncio.ensure_future(stopping.wait())
-        try:
-            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                await starting
-            return starting.done()
-        finally:
-            starting.cancel()
-            stopped.cancel()
 
     # -- trainer thread ----------------------------------------------------------------------------
 

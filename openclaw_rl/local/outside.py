@@ -5,21 +5,24 @@ anew, and announced with its address (`engine/survey.py`). A new version is load
 (new requests use it), and the old one is unloaded when the gateway has gone over and its last
 request with it has ended, or when no gateway runs: nothing pauses, and nothing is aborted. A
 version that fails to load is logged, counted (`adapter_refused`), told by `openclaw-rl status`, and
-not used. An engine that was away or was started anew gets the present version as soon as it
-answers; training goes on meanwhile.
+not used. What we could not do ourselves (a full disk) is tried again. An engine that was away or
+was started anew gets the present version as soon as it answers; training goes on meanwhile.
 
-A name holds the version and a digest of the weights, so equal names are equal weights, whoever
-loaded them.
+A name holds the run (`checkpoint.run_of`), the version and a digest of the weights, so equal names
+are equal weights, whoever loaded them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import shutil
+import threading
 from argparse import Namespace
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,7 +47,7 @@ _PAUSE = 1.0
 _LOOK_SECONDS = 2.0
 """How often the engine is asked what it holds."""
 _LISTEN_SECONDS = 2.0
-_PUBLISH_SECONDS = 330.0
+_PUBLISH_SECONDS = 330
 """A little longer than the engine client waits for an adapter to be loaded."""
 
 Announce = Callable[[str, str, dict[str, Any]], None]
@@ -63,17 +66,20 @@ class Outside:
         copies = getattr(args, "adapter_dir", None)
         self._copies = Path(copies).expanduser() if copies else None
         self._at_engine = getattr(args, "adapter_dir_at_engine", None)
-        # Only names of this run are ever unloaded: others may use the engine too.
-        self._prefix = hashlib.sha256(str(self._root.resolve()).encode()).hexdigest()[:6]
+        self._stop: threading.Event = getattr(args, "stop_event", None) or threading.Event()
+        self._run = ""
+        """Only names of this run are ever unloaded: others may use the engine too."""
         self._http: aiohttp.ClientSession | None = None
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
         self._found: Survey | None = None
         self._version = -1
-        self._refused: dict[str, str] = {}
-        """Names that the engine would not load, and why."""
-        self._away, self._looked = False, 0.0
+        self._refused: set[str] = set()
+        """Names that the engine would not load: not tried again."""
+        self._problems: dict[str, str] = {}
+        """Names that are not at the engine, and why: told once."""
+        self._away, self._lost, self._looked = False, False, 0.0
         self.current: Adapter | None = None
         self.url: str | None = None
 
@@ -81,6 +87,7 @@ class Outside:
         """Waits for the engine. Raises ConfigError where it is another one than the settings say,
         cannot do what they ask for, or does not take the first adapter."""
         self._loop = asyncio.get_running_loop()
+        self._run = await asyncio.to_thread(checkpoint.run_of, self._root)
         self._http = connections(getattr(self._args, "engine_api_key", None))
         while True:
             try:
@@ -107,7 +114,12 @@ class Outside:
         self._version = version
         if self._loop is not None and self.url is not None:
             bringing = asyncio.run_coroutine_threadsafe(self._bring(), self._loop)
-            bringing.result(_PUBLISH_SECONDS)
+            for _ in range(_PUBLISH_SECONDS):  # after that `watch` brings it
+                done, _ = futures.wait([bringing], 1.0)
+                if done or self._stop.is_set():
+                    break
+            if bringing.done():
+                bringing.result()
 
     async def watch(self) -> None:
         """Load what should be there and is not, unload what nobody uses any more."""
@@ -135,7 +147,7 @@ class Outside:
     async def _meet_again(self) -> None:
         """An engine that was started anew may have been started otherwise."""
         found = await self._survey()
-        await asyncio.to_thread(self._announce, None)
+        await asyncio.to_thread(self._announce)
         try:
             found.check(needs_of(self._args))
         except ConfigError as error:  # it can serve, so it does; what it makes is not trained
@@ -149,17 +161,19 @@ class Outside:
                 held = await self._engine.adapters()
                 newest = await asyncio.to_thread(self._adapter, self._version)
                 if self.current is not None and self.current.name not in held:
-                    log.warning("[host] the engine lost version %s", self.current.version)
+                    if not self._lost:  # else it is known, and tried again all the same
+                        log.warning("[host] the engine lost version %s", self.current.version)
+                        await self._meet_again()
+                        self._lost = True
                     self._refused.clear()
-                    await self._meet_again()
                     if self.current != newest:
-                        await self._load(self.current, held)
-                if newest is not None and newest != self.current:
-                    if newest.name not in self._refused and await self._load(newest, held):
+                        self._lost = not await self._load(self.current, held)
+                if newest is not None and await self._load(newest, held):
+                    self._lost = False
+                    if newest != self.current or self._problems:
                         self.current = newest
-                        await asyncio.to_thread(self._announce, None)
-                elif newest is not None and newest.name not in held:
-                    await self._load(newest, held)
+                        self._problems.clear()
+                        await asyncio.to_thread(self._announce)
             except (EngineUnavailable, ConfigError) as error:
                 self._report_away(error)
                 return False
@@ -172,8 +186,8 @@ class Outside:
                 self._away = False
                 log.info("[host] the engine answers")
             if first and self.current is None:
-                reasons = "; ".join(self._refused.values()) or "no checkpoint can be read"
-                raise ConfigError(f"--engine-url: the engine takes no adapter of ours: {reasons}")
+                why = "; ".join(self._problems.values()) or "no checkpoint can be read"
+                raise ConfigError(f"--engine-url: the engine takes no adapter of ours: {why}")
             return self.current is not None
 
     async def _load(self, adapter: Adapter, held: frozenset[str]) -> bool:
@@ -181,19 +195,32 @@ class Outside:
         assert self._engine is not None
         if adapter.name in held:
             return True
+        if adapter.name in self._refused:
+            return False
         try:
             path = await asyncio.to_thread(self._place, adapter)
-            await self._engine.load_adapter(adapter.name, path)
-        except (EngineRefused, OSError) as error:
-            reason = str(error) if isinstance(error, EngineError) else type(error).__name__
-            self._refused[adapter.name] = reason
-            await asyncio.to_thread(self._journal.count, "adapter_refused")
-            if self.current is not None:
-                log.error("[host] version %s is not served: %s", adapter.version, reason)
-                await asyncio.to_thread(self._announce, f"version {adapter.version}: {reason}")
+        except OSError as error:
+            await self._not_loaded(adapter, f"cannot copy it: {error.strerror}")
             return False
+        try:
+            await self._engine.load_adapter(adapter.name, path)
+        except EngineRefused as error:
+            # Perhaps because it took an earlier request whose answer was lost.
+            if adapter.name not in await self._engine.adapters():
+                self._refused.add(adapter.name)
+                await self._not_loaded(adapter, str(error))
+                return False
         log.info("[host] version %s is at the engine as %s", adapter.version, adapter.name)
         return True
+
+    async def _not_loaded(self, adapter: Adapter, reason: str) -> None:
+        if self._problems.get(adapter.name) == reason:
+            return
+        self._problems[adapter.name] = reason
+        await asyncio.to_thread(self._journal.count, "adapter_refused")
+        if self.current is not None:
+            log.error("[host] version %s is not served: %s", adapter.version, reason)
+            await asyncio.to_thread(self._announce, f"version {adapter.version}: {reason}")
 
     async def _tidy(self) -> None:
         """Unload versions that no request needs: the gateway says which ones it uses, and one that
@@ -203,21 +230,27 @@ class Outside:
             return
         try:
             held = await self._engine.adapters()
-            old = {n for n in held if n.startswith(f"{self._prefix}-")} - {self.current.name}
-            if not old:
-                return
-            gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
-            if gateway is not None and await _listens(gateway.url):
-                if gateway.info.get("adapter") != self.current.name:
-                    return  # it has not gone over yet
-                old -= set(gateway.info.get("in_use", ()))
-            for name in sorted(old):
-                await self._engine.unload_adapter(name)
-                log.info("[host] unloaded %s: its last request has ended", name)
-                if self._copies is not None:
-                    await asyncio.to_thread(shutil.rmtree, self._copies / name, True)
         except EngineError as error:
             log.debug("[host] old versions stay for now: %s", error)
+            return
+        newest = await asyncio.to_thread(self._adapter, self._version)
+        copied = await asyncio.to_thread(self._copied)
+        ours = {name for name in held | copied if name.startswith(f"{self._run}-")}
+        old = ours - {self.current.name, newest.name if newest else ""}
+        if not old:
+            return
+        gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
+        if gateway is not None and await _listens(gateway.url):
+            if gateway.info.get("adapter") != self.current.name:
+                return  # it has not gone over yet
+            old -= set(gateway.info.get("in_use", ()))
+        for name in sorted(old):
+            with contextlib.suppress(EngineError):  # it stays for now, the others go
+                if name in held:
+                    await self._engine.unload_adapter(name)
+                    log.info("[host] unloaded %s: its last request has ended", name)
+                if name in copied and self._copies is not None:
+                    await asyncio.to_thread(shutil.rmtree, self._copies / name, True)
 
     # -- files and words ---------------------------------------------------------------------------
 
@@ -230,10 +263,16 @@ class Outside:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
         except OSError:
             return None
-        return Adapter(f"{self._prefix}-v{version}-{digest}", str(version))
+        return Adapter(f"{self._run}-v{version}-{digest}", str(version))
 
     def _folder(self, version: int) -> Path:
         return self._root / checkpoint.name_of(version)
+
+    def _copied(self) -> frozenset[str]:
+        """Names of the adapters in the folder into which they are copied."""
+        if self._copies is None or not self._copies.is_dir():
+            return frozenset()
+        return frozenset(path.name for path in self._copies.iterdir())
 
     def _place(self, adapter: Adapter) -> str:
         """Where the engine finds it, copied there if that was asked for."""
@@ -243,17 +282,23 @@ class Outside:
             shared, target = self._copies, self._copies / adapter.name
             if not target.is_dir():
                 partial = target.with_name(f".writing-{adapter.name}")
+                self._copies.mkdir(parents=True, exist_ok=True, mode=0o700)
                 shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-                for name in _FILES:
-                    shutil.copyfile(folder / name, partial / name)
-                partial.rename(target)
+                partial.mkdir(mode=0o700)  # learnt from private conversations
+                try:
+                    for name in _FILES:
+                        (partial / name).touch(0o600)
+                        shutil.copyfile(folder / name, partial / name)
+                    partial.rename(target)
+                except OSError:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    raise
             folder = target
         if self._at_engine is None:
             return str(folder.resolve())
         return f"{self._at_engine.rstrip('/')}/{folder.relative_to(shared)}"
 
-    def _announce(self, refused: str | None) -> None:
+    def _announce(self, refused: str | None = None) -> None:
         assert self.current is not None
         assert self._found is not None
         info: dict[str, Any] = {name: self._found.info.get(name) for name in _TOLD}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import aiohttp
@@ -611,6 +611,25 @@ async def test_score_is_repeated_when_the_engine_is_away(
 ) -> None:
     fake.faults += [Fault(status=503), Fault(status=502), Fault(abort_after=0)]
     assert await client.score(PROMPT, 3) == true_logprobs(PROMPT[:3], PROMPT[3:])
+
+
+async def test_an_engine_that_falls_silent_in_the_middle_of_scores_is_lost(
+    http: aiohttp.ClientSession,
+) -> None:
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+        server.close()  # nobody takes connections any more: no sign of life
+        await writer.drain()
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(half, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = SGLangEngine(f"http://127.0.0.1:{port}", http, wait_seconds=0.3, silence_seconds=0.05)
+    with pytest.raises(EngineUnavailable, match="gave up after"):
+        await asyncio.wait_for(client.score(PROMPT, 1), 10)
 
 
 async def test_health_and_model_info(fake: FakeEngine, client: SGLangEngine) -> None:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from openclaw_rl.engine import survey as surveying
 from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from tests.fakes.engine import FakeEngine
@@ -52,6 +53,16 @@ async def test_an_absent_engine_may_come_yet(http: aiohttp.ClientSession) -> Non
         url = engine.url
     with pytest.raises(EngineUnavailable):
         await survey("auto", url, http)
+
+
+async def test_an_engine_that_gives_no_token_is_not_waited_for_in_silence(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveying, "_SECONDS", 0.2)
+    async with FakeVLLM() as engine:
+        engine.paused = True
+        with pytest.raises(EngineUnavailable, match="it answers, but gives no token"):
+            await survey("auto", engine.url, http)
 
 
 @pytest.mark.parametrize("processed", [False, True])

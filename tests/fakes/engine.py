@@ -145,6 +145,8 @@ class FakeEngine:
         self.unloaded: list[str] = []
         self.load_error: str | None = None
         """Why the next adapter cannot be loaded."""
+        self.slow_load = False
+        """Adapters are never done loading."""
         self.drop_reused = False
         """Resets a connection on its second request: every pooled connection is stale."""
         self.chunk_bytes: int | None = None
@@ -310,6 +312,7 @@ class FakeEngine:
         if body["lora_path"].startswith(NO_FOLDER):
             error = f"No adapter found for {body['lora_path']}"
             return web.json_response({"error": {"message": error}}, status=404)
+        await self._await(lambda: not self.slow_load)
         error, self.load_error = self.load_error, None
         if error is None and body["lora_name"] in self.adapters:
             error = f"The lora adapter '{body['lora_name']}' has already been loaded."

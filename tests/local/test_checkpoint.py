@@ -107,3 +107,10 @@ def test_an_empty_folder_is_version_zero(tmp_path):
     model = peft_model(dtype=torch.float32)
     state, folder, bad = checkpoint.load_newest(tmp_path / "none", model, optimizer_of(model))
     assert (state, folder, bad) == (TrainState(), None, [])
+
+
+def test_a_run_has_a_name_of_its_own_that_it_keeps(tmp_path):
+    first = checkpoint.run_of(tmp_path / "one")
+    assert checkpoint.run_of(tmp_path / "one") == first
+    assert checkpoint.run_of(tmp_path / "two") != first
+    assert checkpoint.folders(tmp_path / "one") == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import threading
 import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
@@ -11,8 +14,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
-from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.kinds import dialect_of, open_engine
 from openclaw_rl.engine.types import Adapter, collect
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
@@ -47,6 +51,10 @@ class Stand:
     async def publish(self, version: int) -> None:
         self.save(version)
         await asyncio.to_thread(self.serving.publish, version, {})
+
+    @property
+    def load_path(self) -> str:
+        return dialect_of("vllm" if isinstance(self.fake, FakeVLLM) else "sglang").load_path
 
     def policy(self) -> dict[str, Any]:
         found = self.journal.endpoint("policy")
@@ -284,6 +292,132 @@ async def test_adapters_are_copied_to_where_the_engine_sees_them(
     assert [path.name for path in copies.iterdir()] == [stand.policy()["adapter"]]
     await stand.serving.close()
     stand.journal.close()
+
+
+async def test_copies_are_private_and_those_that_an_engine_forgot_go_too(
+    fake: FakeEngine, tmp_path: Path
+) -> None:
+    copies = tmp_path / "copies"
+    (copies / "theirs").mkdir(parents=True)
+    stand = Stand(tmp_path, fake, adapter_dir=str(copies))
+    stand.save(0)
+    await stand.serving.start(0)
+    stand.gateway_uses(stand.policy()["adapter"], [])
+    await fake.stop()
+    await fake.start()
+    await stand.publish(1)
+    present = stand.policy()["adapter"]
+    assert {path.name for path in copies.iterdir()} > {"theirs", present}
+    stand.gateway_uses(present, [])
+    await stand.look()
+    assert {path.name for path in copies.iterdir()} == {"theirs", present}
+    for path in (copies / present, *(copies / present).iterdir()):
+        assert path.stat().st_mode & 0o077 == 0
+    await stand.serving.close()
+    stand.journal.close()
+
+
+async def test_what_fails_here_is_tried_again_and_leaves_nothing(
+    fake: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    stand = Stand(tmp_path, fake, adapter_dir=str(tmp_path / "copies"))
+    stand.save(0)
+    await stand.serving.start(0)
+    first = stand.policy()["adapter"]
+    with monkeypatch.context() as patch:
+        patch.setattr(outside.shutil, "copyfile", full)
+        await stand.publish(1)
+        await stand.look()
+    assert stand.policy()["refused"] == "version 1: cannot copy it: No space left on device"
+    assert stand.journal.fates().counters["adapter_refused"] == 1, "told once"
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == [first]
+    await stand.look()
+    assert stand.policy()["weight_version"] == "1"
+    assert "refused" not in stand.policy()
+    await stand.serving.close()
+    stand.journal.close()
+
+
+async def test_a_version_that_can_no_longer_be_loaded_is_told_once_and_tried_again(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    await stand.fake.stop()
+    await stand.fake.start()
+    for _ in range(3):
+        stand.fake.load_error = "no such folder"
+        await stand.look()
+    assert stand.policy()["refused"] == f"version 0: {stand.load_path}: no such folder"
+    assert stand.journal.fates().counters["adapter_refused"] == 1
+    assert caplog.text.count("the engine lost version 0") == 1
+    await stand.look()
+    assert list(stand.fake.adapters) == [stand.policy()["adapter"]]
+    assert "refused" not in stand.policy()
+
+
+async def test_an_adapter_that_stays_does_not_hold_the_others(stand: Stand) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    await stand.publish(1)
+    await stand.publish(2)
+    first, second, third = stand.fake.adapters
+
+    class Sticky(dict[str, str]):
+        def pop(self, name: str, *default: Any) -> Any:
+            return None if name == first else super().pop(name, *default)
+
+    stand.fake.adapters = Sticky(stand.fake.adapters)
+    await stand.look()
+    assert stand.fake.unloaded == [second]
+    assert set(stand.fake.adapters) == {first, third}
+
+
+class Late(FakeVLLM):
+    """Loads what it is told to, but says that it did so before: the answer was lost."""
+
+    async def _load_adapter(self, http: web.Request) -> web.Response:
+        answer = await super()._load_adapter(http)
+        name = (await http.json())["lora_name"]
+        if answer.status != 200:
+            return answer
+        error = f"The lora adapter '{name}' has already been loaded."
+        return web.json_response({"error": {"message": error}}, status=400)
+
+
+async def test_what_the_engine_loaded_while_its_answer_was_lost_is_used(tmp_path: Path) -> None:
+    async with Late(default_reply=REPLY) as fake:
+        stand = Stand(tmp_path, fake)
+        stand.save(0)
+        await stand.serving.start(0)
+        await stand.publish(1)
+        assert stand.policy()["weight_version"] == "1"
+        assert "adapter_refused" not in stand.journal.fates().counters
+        await stand.serving.close()
+        stand.journal.close()
+
+
+async def test_a_slow_load_is_not_unloaded_and_its_trainer_can_be_stopped(stand: Stand) -> None:
+    stop = threading.Event()
+    stand.serving._stop = stop
+    stand.save(0)
+    await stand.serving.start(0)
+    stand.fake.slow_load = True
+    publishing = asyncio.create_task(stand.publish(1))
+    await asyncio.sleep(0)
+    stop.set()
+    await asyncio.wait_for(publishing, 10)
+    assert stand.policy()["weight_version"] == "0"
+    name = stand.serving._adapter(1)
+    assert name is not None
+    stand.fake.adapters[name.name] = "it has arrived"
+    await stand.serving._tidy()
+    assert stand.fake.unloaded == []
+    stand.fake.slow_load = False
+    await stand.fake._notify()
 
 
 async def test_no_reply_fails_or_mixes_versions_while_versions_change(stand: Stand) -> None:

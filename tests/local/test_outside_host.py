@@ -12,6 +12,7 @@ import pytest
 
 from openclaw_rl.journal import Journal, State, Verdict
 from openclaw_rl.local import checkpoint
+from openclaw_rl.local.host import _unless
 from tests.fakes.vllm import FakeVLLM
 from tests.journal.build import record
 from tests.local.test_trainer_host import Running, arguments, model_dir, until
@@ -93,3 +94,12 @@ async def test_the_embedded_engine_is_what_there_is_without_an_address(
             assert "adapter" not in info(journal, "policy")
 
     await asyncio.to_thread(scenario)
+
+
+async def test_what_takes_minutes_does_not_hold_up_a_stop() -> None:
+    stopping = asyncio.Event()
+    loading = asyncio.create_task(_unless(stopping, asyncio.sleep(600)))
+    await asyncio.sleep(0)
+    stopping.set()
+    assert await asyncio.wait_for(loading, 5) is False
+    assert await _unless(asyncio.Event(), asyncio.sleep(0)) is True
