@@ -25,7 +25,7 @@ from openclaw_rl.gateway.feedback import Feedback
 from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
-from openclaw_rl.gateway.recent import NewestTurns, RecentIds
+from openclaw_rl.gateway.recent import Endings, NewestTurns, RecentIds
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings
@@ -90,6 +90,7 @@ class Gateway:
         self._unrecorded = RecentIds(settings.max_turns)
         self._continued = RecentIds(settings.max_turns)
         self._newest = NewestTurns(settings.max_turns)
+        self._endings = Endings(settings.max_turns)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
@@ -199,8 +200,9 @@ class Gateway:
         return turn.turn_id
 
     async def end_session(self, session_id: str, caller: Caller) -> None:
-        """Nothing follows in this session of the caller's: its waiting turns end."""
+        """Nothing follows in this session of the caller's: none of its turns waits any more."""
         owner = None if caller.anybody else caller.owner
+        self._endings.note(session_id, owner, time.perf_counter())
         await self._journal.end_session(session_id, self._clock(), owner=owner)
         self._tracker.forget_session(session_id, owner)
         self._metrics.count("ended_sessions")
@@ -241,6 +243,7 @@ class Gateway:
         placement, prompt = turn.placement, turn.prompt
         now = self._clock()
         late = any(one in self._continued for one in self._tracker.overtaken_by(placement))
+        over = self._endings.since(placement.session_id, turn.owner, turn.started)
         record = TurnRecord(
             turn_id=turn.turn_id,
             session_id=placement.session_id,
@@ -268,7 +271,7 @@ class Gateway:
             rendered_sha=prompt.rendered_sha,
             created=turn.created,
             topk=turn.topk(),
-            drop_reason="retried" if late else None,
+            drop_reason="retried" if late else "session_ended" if over else None,
         )
         started = time.perf_counter()
         recorded = await self._journaled(self._journal.write(self._writing(record, placement, now)))

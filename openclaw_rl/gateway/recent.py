@@ -45,3 +45,22 @@ class NewestTurns:
             return mine
         same = (turn for (_, name), turn in reversed(self._turns.items()) if name == session_id)
         return next(same, None)
+
+
+class Endings:
+    """When sessions were last told to have ended, for replies that were under way then."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._ended: OrderedDict[tuple[str, str | None], float] = OrderedDict()
+
+    def note(self, session_id: str, owner: str | None, at: float) -> None:
+        """The session of `owner` (None: of everybody who has one of that name) ends now."""
+        self._ended[session_id, owner] = at
+        self._ended.move_to_end((session_id, owner))
+        while len(self._ended) > self._limit:
+            self._ended.popitem(last=False)
+
+    def since(self, session_id: str, owner: str, began: float) -> bool:
+        """Whether the session has ended since a turn of it began."""
+        return any(self._ended.get((session_id, one), began) > began for one in (owner, None))

@@ -10,8 +10,10 @@ names file and line; no message quotes the text.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,29 @@ def find(path: Path) -> list[Path]:
     if (path / "agents").is_dir():
         roots = sorted(path.glob("agents/*/sessions")) + sorted(path.glob("agents/*/agent"))
     found = {
-        file for root in roots for pattern in (*_JSONL, _SQLITE) for file in root.rglob(pattern)
+        file
+        for root in roots
+        for file in _walk(root)
+        if any(fnmatchcase(file.name, pattern) for pattern in (*_JSONL, _SQLITE))
     }
     return sorted(file for file in found if file.is_file())
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """All files below `root`, links to folders followed, each folder once. One that cannot be
+    looked into is an error: what lies there would be missed for months."""
+
+    def refused(error: OSError) -> None:
+        raise ReplayError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(root, onerror=refused, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(folder, name) for name in names)
 
 
 def in_data(folder: Path) -> list[Path]:
@@ -131,12 +153,8 @@ def _conversation(path: Path, number: int, line: Any) -> Conversation:
     tools = fields.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ReplayError(f"{where}: tools must be a list of objects")
-    return Conversation(
-        where=where,
-        messages=_parsed(where, fields["messages"]),
-        tools=tuple(tools),
-        session_id=_session_id(fields),
-    )
+    messages = _parsed(where, fields["messages"])
+    return _shown(where, messages, tuple(tools), _session_id(fields))
 
 
 def _by_message(path: Path, lines: Sequence[tuple[int, Any]]) -> Iterator[Conversation]:
@@ -149,12 +167,25 @@ def _by_message(path: Path, lines: Sequence[tuple[int, Any]]) -> Iterator[Conver
     for session_id, own in sessions.items():
         where = f"{path}:{own[0][0]}"
         messages = _parsed(where, [line for _, line in own])
-        yield Conversation(where=where, messages=messages, session_id=session_id)
+        yield _shown(where, messages, (), session_id)
+
+
+def _shown(
+    where: str,
+    messages: tuple[Mapping[str, Any], ...],
+    tools: tuple[Mapping[str, Any], ...],
+    session_id: str | None,
+) -> Conversation:
+    """A conversation as far as a text model can be shown it: to its first image."""
+    images = (i for i, message in enumerate(messages) if isinstance(message["content"], list))
+    end = next(images, len(messages))
+    unseen = sum(message["role"] == "assistant" for message in messages[end:])
+    return Conversation(where, messages[:end], tools, session_id, left_out={"image": unseen})
 
 
 def _parsed(where: str, messages: Any) -> tuple[Mapping[str, Any], ...]:
     try:
-        return parse_messages(messages)
+        return parse_messages(messages, image_ok=True)
     except WireError as error:
         raise ReplayError(f"{where}: {error.message}") from None
 

@@ -229,6 +229,24 @@ async def test_case_19_the_last_turn_waits_and_ends_with_its_session(served):
     assert (turn.state, turn.drop_reason) == (State.DROPPED, "session_ended")
 
 
+@pytest.mark.parametrize("ended", ["s1", "another"])
+async def test_case_19_a_reply_under_way_when_its_session_ends_does_not_wait(served, ended):
+    served.engine.gated = True
+    served.engine.say("Too late.")
+    named = {"extra_headers": {**MAIN, "X-Session-Id": "s1"}}
+    asking = asyncio.ensure_future(served.chat([user("hi")], **named))
+    await served.engine.arrived(1)
+    assert (await served.post({}, f"/v1/sessions/{ended}/end"))[0] == 200
+    await served.engine.open_gate()
+    assert (await asking).text == "Too late."
+    fate = ("dropped", "session_ended") if ended == "s1" else ("waiting", None)
+    turn = served.only_turn()
+    assert (turn.state.value, turn.drop_reason) == fate
+    await said(served, "Anew.", [user("hello")], **named)  # OpenClaw keeps the name at a reset
+    assert served.turns()[1].state is State.WAITING
+    assert served.journal.fates().balanced()
+
+
 async def test_case_20_a_transient_message_is_no_next_state(served):
     talk = await said(served, "Hello.", [user("hi")], extra_headers=MAIN)
     internal = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nremember the milk\n<<<END>>>")

@@ -1,6 +1,8 @@
 """What is read from files: JSONL of two kinds, and what two versions of OpenClaw really wrote."""
 
+import errno
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -68,6 +70,42 @@ def test_a_mistake_is_told_by_file_and_line_without_the_text(tmp_path, lines, wh
     assert str(caught.value).startswith(f"{path}{where}: ")
     assert words in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_an_image_ends_what_is_read_of_its_conversation_and_of_no_other(tmp_path):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    seen = {"role": "user", "content": [{"type": "text", "text": "this"}, image]}
+    path = write(tmp_path / "a.jsonl", [USER, REPLY, seen, REPLY, USER, REPLY], [USER, REPLY])
+    first, second = read(path)
+    assert said(first) == [("user", "q"), ("assistant", "a")]
+    assert (first.left_out, len(second.messages)) == ({"image": 2}, 2)
+    (only,) = read(write(tmp_path / "b.jsonl", seen, REPLY, USER))
+    assert (only.messages, only.left_out) == ((), {"image": 1})
+
+
+def test_a_linked_folder_is_read_once_and_a_circle_ends(tmp_path):
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    write(tmp_path / "elsewhere" / "deep" / "a.jsonl", [USER])
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "one").symlink_to(tmp_path / "elsewhere")
+    (data / "two").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "circle").symlink_to(data)
+    assert [path.name for path in find(data)] == ["a.jsonl"]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_told(tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    scan = os.scandir
+
+    def refuse(path):  # what the system says to anybody but root
+        if str(path).endswith("locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ReplayError, match="locked: cannot be read: Permission denied"):
+        find(tmp_path)
 
 
 def test_a_last_line_that_is_still_written_is_left_out(tmp_path):

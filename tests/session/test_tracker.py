@@ -342,6 +342,16 @@ def test_case_25_known_replies_name_each_turn_of_the_history():
     assert placement.matched == 5
 
 
+def test_case_25_of_two_that_said_the_same_the_one_in_this_history_is_known():
+    client = Client()
+    client.turn(view(system("for A"), Q, session="s"), A)
+    b = [system("for B"), Q, A, user("x"), assistant("y"), user("z")]
+    _, t2 = client.turn(view(*b[:2], session="s"), A)
+    _, t3 = client.turn(view(*b[:4], session="s"), assistant("y"))
+    placement = client.place(view(*b, session="s"))
+    assert (placement.parent_id, placement.known_replies) == (t3, {2: t2, 4: t3})
+
+
 def test_restore_gives_the_same_placements():
     client = Client()
     states: list[NodeState] = []
