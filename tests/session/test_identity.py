@@ -136,6 +136,24 @@ def test_a_request_without_tools_that_opens_beside_turns_with_tools_is_side():
     assert client.place(view(user("new topic"), session="s", has_tools=True)).kind == "main"
 
 
+def test_conversations_that_nobody_named_do_not_push_out_what_is_known_of_named_ones():
+    client = Client()
+    client.turn(view(Q, session="s", has_tools=True), A)
+    for n in range(1100):  # more than are remembered
+        client.place(view(user(f"q {n}"), has_tools=True))
+    placement = client.place(view(system("Name this chat."), user("hello"), session="s"))
+    assert placement.kind == "side"
+
+
+def test_what_a_client_adds_for_one_request_says_nothing_about_its_kind():
+    inside = "Read HEARTBEAT.md if it exists"
+    begin, end = (f"<<<{word}_OPENCLAW_INTERNAL_CONTEXT>>>" for word in ("BEGIN", "END"))
+    added = user(f"{begin}\n{inside}\n{end}")
+    assert Client().place(view(user(inside))).kind_reason == "pattern:heartbeat"
+    assert Client().place(view(Q, added)).kind == "main"
+    assert Client().place(view(added)).kind_reason == "no user message"
+
+
 def test_nothing_but_a_system_text_is_side():
     assert Client().place(view(system("x"))).kind == "side"
 
