@@ -53,6 +53,7 @@ def hook_args(config: Config) -> Namespace:
         judge_concurrency=judge.concurrency,
         min_hint_chars=judge.min_hint_chars,
         teacher_url=judge.teacher_url or None,
+        teacher_api_key=judge.teacher_api_key or None,
         # rollout
         rollout_function_path=rollout.function_path,
         rollout_batch_size=rollout.batch_size,

@@ -178,6 +178,7 @@ class JudgeConfig:
         "", "engine that scores the hinted reply (default: the base)", flag="--teacher-url",
         address=True,
     )  # fmt: skip
+    teacher_api_key: str = _setting("", "key for it", env="TEACHER_API_KEY", secret=True)
     prm_m: int = _setting(3, "votes per turn", flag="--prm-m", env="PRM_M", low=1, high=64)
     temperature: float = _setting(
         0.6, "temperature of PRM and judge", flag="--judge-temperature", low=0, high=5

@@ -63,7 +63,8 @@ class Resources:
         self._llms: dict[tuple[str, str], JudgeLLM] = {}
         self._engines: dict[Role, EngineClient] = {}
         self._http: aiohttp.ClientSession | None = None
-        self._engine_http: aiohttp.ClientSession | None = None
+        self._engine_http: dict[str | None, aiohttp.ClientSession] = {}
+        """Pools by key: a server sees its own only."""
         self.counters: Counter[str] = Counter()
         """What happened since the worker last carried it into the journal."""
 
@@ -177,7 +178,7 @@ class Resources:
     async def close(self) -> None:
         for engine in self._engines.values():
             await engine.close()
-        for http in (self._http, self._engine_http):
+        for http in (self._http, *self._engine_http.values()):
             if http is not None:
                 await http.close()
 
@@ -235,15 +236,23 @@ class Resources:
 
     def _engine(self, role: Role) -> EngineClient:
         if role not in self._engines:
-            if self._engine_http is None:
-                self._engine_http = connections(_get(self._args, "engine_api_key", None))
+            key = self._key(role)
+            if key not in self._engine_http:
+                self._engine_http[key] = connections(key)
             self._engines[role] = EngineClient(
                 lambda: dialect_of(self._kind(role)),
                 lambda: self.url(role),
-                self._engine_http,
+                self._engine_http[key],
                 wait_seconds=_ENGINE_WAIT_SECONDS,
             )
         return self._engines[role]
+
+    def _key(self, role: Role) -> str | None:
+        """The engine's key is for the engine; a server elsewhere has one of its own."""
+        url, engine = (getattr(self._args, f"{name}_url", None) for name in (role, "engine"))
+        own = not url or (isinstance(url, str) and engine and _server(url) == _server(engine))
+        key: str | None = getattr(self._args, f"{'engine' if own else role}_api_key", None)
+        return key
 
     def _kind(self, role: Role) -> str | None:
         """A published engine says its kind; one at a configured address is of the policy's."""
@@ -283,6 +292,11 @@ def speaks_openai(url: str, model: str | None) -> bool:
     such as `/v1`, or comes with a model name."""
     path = urlsplit(url).path
     return bool(model) or path.startswith("/v") or "/v1" in path or "/chat/" in path
+
+
+def _server(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
 
 
 def _get(args: Any, name: str, default: Any) -> Any:

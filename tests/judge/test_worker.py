@@ -157,6 +157,29 @@ async def test_a_teacher_elsewhere_is_spoken_to_as_the_policys_engine(
     ]
 
 
+@pytest.mark.parametrize("own", [None, "its-own"])
+async def test_the_engines_key_goes_to_no_other_server(
+    journal: Journal, model: Path, own: str | None
+) -> None:
+    add_turn(journal, "t1", "Too long, one sentence please. What is snow?")
+    async with FakeEngine() as elsewhere:
+        args = make_args(hf_checkpoint=str(model), engine_api_key="secret", teacher_api_key=own)
+        args.engine_url, args.teacher_url = "http://127.0.0.1:9", elsewhere.url
+        await judge_all(journal, feedback.custom_rm, args)
+        (asked,) = elsewhere.requests
+        assert asked.headers.get("authorization") == (own and f"Bearer {own}")
+
+
+async def test_the_engine_gets_its_key_as_teacher_too(journal: Journal, model: Path) -> None:
+    add_turn(journal, "t1", "Too long, one sentence please. What is snow?")
+    async with FakeEngine() as engine:
+        args = make_args(hf_checkpoint=str(model), engine_api_key="secret")
+        args.engine_url, args.teacher_url = engine.url, f"{engine.url}/base"
+        await judge_all(journal, feedback.custom_rm, args)
+        (asked,) = engine.requests
+        assert asked.headers["authorization"] == "Bearer secret"
+
+
 async def test_over_the_top_k_the_verdict_holds_the_teachers_candidates(
     journal: Journal, model: Path
 ) -> None:
