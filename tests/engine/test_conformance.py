@@ -14,9 +14,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import dialect_of, open_engine
+from openclaw_rl.engine.kinds import connections, dialect_of, open_engine
 from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from openclaw_rl.local.engine import EngineCore
@@ -289,6 +290,42 @@ async def test_each_try_asks_for_the_present_adapter_and_tokens_carry_its_versio
     assert client.in_use == frozenset()
     await client.unload_adapter("first")
     assert await client.adapters() == {"second"}
+
+
+async def test_a_text_is_scored_by_the_present_adapter(
+    fake: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    client = open_engine(kind_of(fake), fake.url, http, adapter=lambda: Adapter("first", "1"))
+    await client.load_adapter("first", "first")
+    await client.score(PROMPT, 1)
+    body = fake.raw[0] if isinstance(fake, FakeVLLM) else fake.requests[0].body
+    assert body["model" if isinstance(fake, FakeVLLM) else "lora_path"] == "first"
+
+
+async def test_the_key_goes_with_every_request(fake: FakeEngine) -> None:
+    """Also on connections of their own: the first request, repeated ones, orders."""
+    seen: list[str | None] = []
+
+    @web.middleware
+    async def note(request: web.Request, handler: Any) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return await handler(request)
+
+    fake.middlewares.append(note)
+    await fake.stop()
+    await fake.start()
+    async with connections("k3y") as http:
+        client = open_engine(kind_of(fake), fake.url, http, wait_seconds=5.0)
+        fake.faults.append(Fault(kill_after=2))
+        await run(client)
+        await run(client)
+        await client.score(PROMPT, 1)
+        await client.load_adapter("first", "first")
+        await client.adapters()
+        await client.health()
+        await client.close()
+    assert len(seen) >= 7
+    assert set(seen) == {"Bearer k3y"}
 
 
 async def test_a_broken_reply_goes_on_with_the_newer_adapter(

@@ -145,6 +145,8 @@ class FakeEngine:
         self.unloaded: list[str] = []
         self.load_error: str | None = None
         """Why the next adapter cannot be loaded."""
+        self.middlewares: list[Any] = []
+        """What sees each request first, from the next start on."""
         self.slow_load = False
         """Adapters are never done loading."""
         self.drop_reused = False
@@ -213,7 +215,7 @@ class FakeEngine:
 
     async def start(self, port: int | None = None) -> None:
         """Listens; after `stop` on the same port again unless another is given."""
-        app = web.Application(client_max_size=1 << 30)
+        app = web.Application(client_max_size=1 << 30, middlewares=self.middlewares)
         self._add_routes(app.router)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
         await self._runner.setup()

@@ -383,6 +383,23 @@ def test_truncated_weights_correct_for_an_engine_of_another_make(gap, weight, cu
     assert metrics["tis_clipfrac"].item() == cut
 
 
+@pytest.mark.parametrize(("gap", "weight", "cut"), [(-3.0, 0.5, 1.0), (0.0, 1.0, 0.0)])
+def test_truncated_weights_have_a_lower_bound_where_one_is_given(gap, weight, cut):
+    batch, logits, masks = one_token(advantage=1.0)
+    batch["rollout_log_probs"] = [batch["log_probs"][0] - gap]
+    args = Namespace(use_tis=True, tis_clip=2.0, tis_clip_low=0.5)
+    _, _, metrics = run(grpo_loss, args, batch, logits, masks)
+    assert (metrics["tis"].item(), metrics["tis_clipfrac"].item()) == (pytest.approx(weight), cut)
+
+
+def test_truncated_weights_are_of_the_policy_before_the_step():
+    """What the step itself has moved is the ratio's business, which is clipped in its own way."""
+    batch, logits, masks = one_token(advantage=1.0, old_shift=0.3)
+    batch["rollout_log_probs"] = [batch["log_probs"][0] - math.log(1.25)]
+    _, _, metrics = run(grpo_loss, Namespace(use_tis=True), batch, logits, masks)
+    assert metrics["tis"].item() == pytest.approx(1.25)
+
+
 def test_tokens_that_no_engine_sampled_have_a_weight_of_one():
     batch, logits, masks = one_token(advantage=1.0)
     batch["rollout_log_probs"] = [torch.tensor([math.nan], dtype=torch.float64)]

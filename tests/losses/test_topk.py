@@ -86,6 +86,19 @@ def test_without_the_tail_its_gradient_is_the_subsets_part_of_the_exact_one():
     torch.testing.assert_close(ours, expected)
 
 
+def test_truncated_weights_leave_the_term_over_candidates_alone():
+    """It is an expectation over candidates, not an estimate from the sampled token."""
+    batch, logits, masks = with_topk([(2, 4)])
+    batch["rollout_log_probs"] = [old - 1.0 for old in batch["log_probs"]]
+    batch["advantages"] = [torch.zeros_like(a) for a in batch["advantages"]]
+    plain, grad, _ = run(combined_loss, Namespace(opd_top_k=3), batch, logits, masks)
+    args = Namespace(opd_top_k=3, use_tis=True, tis_clip=2.0)
+    loss, weighed, metrics = run(combined_loss, args, batch, logits, masks)
+    assert metrics["tis"].item() > 1
+    assert loss.item() == pytest.approx(plain.item())
+    torch.testing.assert_close(weighed, grad)
+
+
 @pytest.mark.parametrize("tail", [False, True])
 def test_the_clip_bounds_the_difference_of_each_id(tail):
     student = torch.tensor([[0.5, 0.25, 0.125]], dtype=torch.float64).log()
