@@ -81,7 +81,10 @@ def purge(
         f"SELECT seq FROM turns WHERE {NAMED} ORDER BY created, seq LIMIT ?4",
         (session_id, owner, older_than, -1 if limit is None else limit),
     )
-    return _delete(db, [row[0] for row in rows])
+    seqs = [row[0] for row in rows]
+    if session_id is None and owner is None:
+        _mark_learnt(db, seqs)
+    return _delete(db, seqs)
 
 
 def shrink(db: sqlite3.Connection, max_bytes: int) -> int:
@@ -93,7 +96,21 @@ def shrink(db: sqlite3.Connection, max_bytes: int) -> int:
         "ORDER BY state IN ('waiting', 'judging', 'ready'), created, seq LIMIT ?",
         (CHUNK,),
     )
-    return _delete(db, [row[0] for row in rows])
+    seqs = [row[0] for row in rows]
+    _mark_learnt(db, seqs)
+    return _delete(db, seqs)
+
+
+def _mark_learnt(db: sqlite3.Connection, seqs: Sequence[int]) -> None:
+    """Keep digests, and nothing else, of what was replayed or trained and now goes by age or size:
+    its file may still lie in the data folder, and nothing trains twice."""
+    db.execute(
+        "INSERT OR IGNORE INTO counters "
+        "SELECT CASE WHEN off_policy THEN 'replayed' ELSE 'learnt' END, "
+        "CASE WHEN off_policy THEN turn_id ELSE node_hash END, 1 FROM turns "
+        "WHERE seq IN (SELECT value FROM json_each(?)) AND (off_policy OR state = 'trained')",
+        (json.dumps(list(seqs)),),
+    )
 
 
 def size(db: sqlite3.Connection) -> int:

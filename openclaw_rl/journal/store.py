@@ -138,17 +138,23 @@ class Journal(Judging, Leasing):
             return turns.load_turn(db, turn_id)
 
     def knows(self, turn_id: str) -> bool:
-        """Whether a turn of this id is there."""
+        """Whether a turn of this id is there, or was replayed and went by age or size."""
         with self._db.read() as db:
-            return (
-                db.execute("SELECT 1 FROM turns WHERE turn_id = ?", (turn_id,)).fetchone()
-                is not None
+            found = db.execute(
+                "SELECT 1 FROM turns WHERE turn_id = ?1 UNION ALL "
+                "SELECT 1 FROM counters WHERE scope = 'replayed' AND name = ?1",
+                (turn_id,),
             )
+            return found.fetchone() is not None
 
     def served(self) -> set[str]:
-        """The `node_hash` of every turn that was served: what was said up to its reply."""
+        """The `node_hash` of every turn that was served: what was said up to its reply. Also of
+        those that were trained and went by age or size."""
         with self._db.read() as db:
-            rows = db.execute("SELECT node_hash FROM turns WHERE off_policy = 0")
+            rows = db.execute(
+                "SELECT node_hash FROM turns WHERE off_policy = 0 UNION ALL "
+                "SELECT name FROM counters WHERE scope = 'learnt'"
+            )
             return {row[0] for row in rows}
 
     def tokens(self, turn_id: str) -> list[int]:

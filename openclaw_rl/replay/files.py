@@ -180,7 +180,8 @@ def _shown(
     images = (i for i, message in enumerate(messages) if isinstance(message["content"], list))
     end = next(images, len(messages))
     unseen = sum(message["role"] == "assistant" for message in messages[end:])
-    return Conversation(where, messages[:end], tools, session_id, left_out={"image": unseen})
+    left_out = {"image": unseen} if unseen else None
+    return Conversation(where, messages[:end], tools, session_id, left_out=left_out)
 
 
 def _parsed(where: str, messages: Any) -> tuple[Mapping[str, Any], ...]:

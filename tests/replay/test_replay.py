@@ -86,6 +86,19 @@ def test_the_same_file_twice_adds_nothing_and_more_of_it_adds_the_rest(tmp_path,
     assert len(turns(tmp_path)) == 2
 
 
+@pytest.mark.parametrize(("purge", "again"), [
+    ({"older_than": 2000.0}, 0), ({"max_bytes": 1}, 0), ({"owner": ""}, 2),
+])  # fmt: skip
+def test_what_went_by_age_or_size_does_not_come_back(tmp_path, reader, purge, again):
+    bring(tmp_path, reader, TALK)
+    with Journal.open(tmp_path / "journal.db") as journal:
+        assert journal.purge(**purge) == 2
+        assert journal.fates().balanced()
+        assert set(journal.fates().counters) == set()
+    done = bring(tmp_path, reader, TALK)
+    assert (done.added, done.left_out["known"]) == (again, 2 - again)
+
+
 def test_a_dry_run_counts_by_reason_and_writes_nothing(tmp_path, reader):
     heartbeat = [user("Read HEARTBEAT.md if it exists"), reply("HEARTBEAT_OK"), user("x")]
     lines = []
