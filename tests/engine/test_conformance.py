@@ -396,6 +396,55 @@ def vllm_reads(*choices: Any) -> list[list[int]]:
     return [reader.read(json.dumps({"choices": [one]}).encode()).ids for one in choices]
 
 
+def logprobs_of(places: list[dict[str, float]]) -> dict[str, Any]:
+    first = [next(iter(place.items())) for place in places]
+    return {
+        "tokens": [name for name, _ in first],
+        "token_logprobs": [value for _, value in first],
+        "top_logprobs": places,
+    }
+
+
+def test_an_adapter_is_not_taken_for_the_model_of_vllm() -> None:
+    base = {"id": "base", "root": "/models/base", "parent": None, "max_model_len": 512}
+    adapter = {"id": "mine", "root": "/adapters/mine", "parent": "base", "max_model_len": None}
+    told = dialect_of("vllm").info({"data": [adapter, base]})
+    assert told == {"model_path": "/models/base", "context_length": 512}
+    with pytest.raises(EngineError, match="no base model"):
+        dialect_of("vllm").info({"data": [adapter]})
+
+
+def test_what_vllm_writes_for_minus_infinity_is_no_log_prob() -> None:
+    _, reader = dialect_of("vllm").generation([1], params(), "r", None, 2)
+    places = [{"token_id:5": -9999.0, "token_id:6": -0.1, "token_id:7": -9999.0}]
+    choice = {"text": "x", "token_ids": [5], "logprobs": logprobs_of(places)}
+    delta = reader.read(json.dumps({"choices": [choice]}).encode())
+    assert (delta.ids, delta.logprobs) == ([5], None)
+    places = [{"token_id:6": -0.1, "token_id:7": -9999.0}]
+    choice = {"text": "x", "token_ids": [6], "logprobs": logprobs_of(places)}
+    delta = reader.read(json.dumps({"choices": [choice]}).encode())
+    assert (delta.logprobs, delta.top) == ([-0.1], [[(-0.1, 6)]])
+
+
+def test_vllm_adds_the_token_itself_to_the_candidates_asked_for() -> None:
+    _, reader = dialect_of("vllm").generation([1], params(), "r", None, 2)
+    places = [{"token_id:5": -4.0, "token_id:6": -0.1, "token_id:7": -2.0}]
+    choice = {"text": "x", "token_ids": [5], "logprobs": logprobs_of(places)}
+    delta = reader.read(json.dumps({"choices": [choice]}).encode())
+    assert delta.logprobs == [-4.0]
+    assert delta.top == [[(-0.1, 6), (-2.0, 7)]], "as many as asked for, likeliest first"
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_scores_of_another_number_of_tokens_are_refused(shift: int) -> None:
+    """Also where each of the ids asked for has a value in its place."""
+    ids = [7, 7, 7, 7]
+    entries = [None, *[{"7": {"logprob": -1.0}}] * (len(ids) - 1 + shift)]
+    body = {"choices": [{"prompt_logprobs": entries, "finish_reason": "length"}]}
+    with pytest.raises(EngineError, match="line up"):
+        dialect_of("vllm").scores(json.dumps(body).encode(), ids, 2, 0)
+
+
 @pytest.mark.parametrize(
     "choice",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 import time
 from argparse import Namespace
@@ -128,6 +129,23 @@ async def test_without_a_gateway_nobody_uses_the_old_ones(stand: Stand) -> None:
     await stand.look()
     assert stand.fake.unloaded == [first, second], "it is gone, and its requests with it"
     assert list(stand.fake.adapters) == [stand.policy()["adapter"]]
+
+
+async def test_other_weights_of_the_same_version_are_not_taken_for_those_the_engine_has(
+    stand: Stand,
+) -> None:
+    """A run that was begun anew in its folder counts from 0 again."""
+    stand.save(0, b"those of before")
+    await stand.serving.start(0)
+    before = stand.policy()["adapter"]
+    await stand.serving.close()
+    shutil.rmtree(stand.root / checkpoint.name_of(0))
+    stand.save(0, b"others")
+    again = Outside(stand.serving._args, stand.journal, stand._announce)
+    await again.start(0)
+    assert stand.policy()["adapter"] != before
+    assert stand.policy()["adapter"] in stand.fake.adapters
+    await again.close()
 
 
 async def test_adapters_of_others_are_left_alone(stand: Stand) -> None:
