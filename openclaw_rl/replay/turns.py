@@ -76,6 +76,8 @@ class Reader:
         reply = past.messages[index]
         try:
             prompt = self.tokenizer.render(past.messages[:index], past.tools)
+            if self.tokenizer.fewest(prompt, self.context_length) >= self.context_length:
+                return "too_long"  # to tokenise it would take seconds a megabyte
             whole = self.tokenizer.render(past.messages[: index + 1], past.tools)
             output = self.tokenizer.reply_ids(prompt, whole)
             if output is None:

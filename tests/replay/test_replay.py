@@ -161,6 +161,20 @@ def test_a_conversation_beyond_the_context_is_left_out_and_counted(tmp_path, mod
     assert bring(tmp_path, small, TALK).left_out["too_long"] == 2
 
 
+def test_what_cannot_fit_is_left_out_without_tokenising_it(tmp_path, reader, monkeypatch):
+    encoded = []
+    encode = ChatTokenizer.encode
+
+    def watched(self, text):
+        encoded.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(ChatTokenizer, "encode", watched)
+    done = bring(tmp_path, reader, [user("word " * 1_000_000), *TALK[1:]], TALK)
+    assert (done.added, done.left_out) == (2, {"too_long": 2})
+    assert 0 < max(encoded) < 1000
+
+
 def test_no_live_conversation_goes_on_from_a_replayed_one(tmp_path, reader):
     bring(tmp_path, reader, TALK)
     with Journal.open(tmp_path / "journal.db") as journal:
