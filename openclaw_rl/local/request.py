@@ -84,7 +84,6 @@ class GenerateRequest:
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs: int = 0
-    token_ids_logprob: tuple[int, ...] = ()
     stream: bool = False
 
     @property
@@ -94,12 +93,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token, its log-prob (None: it has no predecessor) and what was asked for beside it."""
+    """A token, its log-prob (None: it has no predecessor) and the likeliest in its place."""
 
     token: int
     logprob: float | None
     top: tuple[tuple[float, int], ...] = ()
-    asked: tuple[float, ...] = ()  # log-probs of `token_ids_logprob`, in that order
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +196,8 @@ def parse_generate(body: Any, *, policy: bool, vocab_size: int) -> GenerateReque
     rid = body.get("rid")
     if rid is not None and not isinstance(rid, str):
         raise _refuse("rid must be a string")
-    asked = _ids(body.get("token_ids_logprob"), "token_ids_logprob")
-    if asked and max(asked) >= vocab_size:
-        raise _refuse(f"token_ids_logprob must lie below {vocab_size}")
+    if body.get("token_ids_logprob"):
+        raise _refuse("token_ids_logprob is not supported by the embedded engine")
     top = _whole(body, "top_logprobs_num", 0, 0)
     if top > min(_MAX_TOP, vocab_size):
         raise _refuse(f"top_logprobs_num must be at most {min(_MAX_TOP, vocab_size)}")
@@ -215,6 +212,5 @@ def parse_generate(body: Any, *, policy: bool, vocab_size: int) -> GenerateReque
         return_logprob=bool(body.get("return_logprob", False)),
         logprob_start_len=start,
         top_logprobs=top,
-        token_ids_logprob=asked,
         stream=bool(body.get("stream", False)),
     )

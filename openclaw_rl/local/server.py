@@ -88,15 +88,6 @@ class Reply:
             if request.top_logprobs:
                 meta["input_top_logprobs"] = _tops(self.prompt)
                 meta["output_top_logprobs"] = _tops(scores)
-            if request.token_ids_logprob:
-                ids = request.token_ids_logprob
-                for name, of in (("input", self.prompt), ("output", scores)):
-                    meta[f"{name}_token_ids_logprobs"] = [
-                        [[p, i, None] for p, i in zip(s.asked, ids, strict=True)]
-                        if s.asked
-                        else None
-                        for s in of
-                    ]
         return {"output_ids": [s.token for s in scores], "meta_info": meta}
 
 

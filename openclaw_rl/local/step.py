@@ -111,11 +111,9 @@ class StepRunner:
                 low = first + offset + 1
                 targets = sequence.tokens[low : low + size]
                 values, z, normaliser = score(part, torch.tensor(targets, device=self.device))
-                extras = _extras(z, normaliser, request.top_logprobs, request.token_ids_logprob)
-                for token, value, (top, asked) in zip(
-                    targets, values.tolist(), extras, strict=True
-                ):
-                    sequence.prompt_scores.append(TokenScore(token, value, top, asked))
+                tops = _tops(z, normaliser, request.top_logprobs)
+                for token, value, top in zip(targets, values.tolist(), tops, strict=True):
+                    sequence.prompt_scores.append(TokenScore(token, value, top))
             at += count
 
     def _draw(self, logits: Tensor, drawing: list[Sequence], context: int) -> list[Result]:
@@ -128,26 +126,18 @@ class StepRunner:
         drawn = draw(logits, self._settings, uniforms, counts)
         # One transfer: float64 holds every token id exactly.
         ids, values = torch.stack([drawn.ids.double(), drawn.logprobs.double()]).tolist()
-        top = max(s.request.top_logprobs for s in drawing)
-        asked = any(s.request.token_ids_logprob for s in drawing)
         results: list[Result] = []
         for i, sequence in enumerate(drawing):
             token, request = int(ids[i]), sequence.request
-            extra: tuple[tuple[tuple[float, int], ...], tuple[float, ...]] = ((), ())
-            if top or asked:
-                extra = _extras(
-                    drawn.scaled[i : i + 1],
-                    drawn.normaliser[i : i + 1],
-                    request.top_logprobs,
-                    request.token_ids_logprob,
-                )[0]
+            row = slice(i, i + 1)
+            (top,) = _tops(drawn.scaled[row], drawn.normaliser[row], request.top_logprobs)
             sequence.tokens.append(token)
             if sequence.counts is not None:
                 sequence.counts[token] += 1
             finish = sequence.ended_by(token, self.model.eos_ids, context)
             if request.sampling.stop and (finish is None or finish["type"] == "length"):
                 finish = self._stop_string(sequence) or finish
-            results.append((sequence, (TokenScore(token, values[i], *extra),), finish))
+            results.append((sequence, (TokenScore(token, values[i], top),), finish))
         return results
 
     def _stop_string(self, sequence: Sequence) -> dict[str, Any] | None:
@@ -163,18 +153,10 @@ class StepRunner:
         return None
 
 
-def _extras(
-    z: Tensor, normaliser: Tensor, top: int, asked: tuple[int, ...]
-) -> list[tuple[tuple[tuple[float, int], ...], tuple[float, ...]]]:
-    """For each row of z [R, V]: the `top` best as (log-prob, id), and the asked ids' log-probs."""
-    rows = z.shape[0]
-    tops: list[tuple[tuple[float, int], ...]] = [()] * rows
-    others: list[tuple[float, ...]] = [()] * rows
-    if top:
-        values, ids = z.topk(top, dim=-1)
-        best = (values - normaliser).tolist()
-        tops = [tuple(zip(v, i, strict=True)) for v, i in zip(best, ids.tolist(), strict=True)]
-    if asked:
-        index = torch.tensor(asked, device=z.device)
-        others = [tuple(v) for v in (z[:, index] - normaliser).tolist()]
-    return list(zip(tops, others, strict=True))
+def _tops(z: Tensor, normaliser: Tensor, top: int) -> list[tuple[tuple[float, int], ...]]:
+    """For each row of z [R, V]: the `top` best as (log-prob, id)."""
+    if not top:
+        return [()] * z.shape[0]
+    values, ids = z.topk(top, dim=-1)
+    best = (values - normaliser).tolist()
+    return [tuple(zip(v, i, strict=True)) for v, i in zip(best, ids.tolist(), strict=True)]

@@ -196,6 +196,9 @@ async def test_what_the_engine_is_and_can_do_is_announced(stand: Stand) -> None:
         assert endpoint is not None
         assert endpoint.info["engine"] == kind
         assert endpoint.info["abilities"]["any_temperature"] is (kind == "sglang")
+        ours = role == "policy"
+        assert endpoint.info["weight_version"] == ("0" if ours else "base")
+        assert ("adapter" in endpoint.info) is ours
 
 
 async def test_another_engine_than_the_settings_say_ends_the_start(

@@ -45,7 +45,7 @@ async def http(server):
 
 
 def body(ids=PROMPT, **values):
-    names = ("rid", "stream", "logprob_start_len", "top_logprobs_num", "token_ids_logprob")
+    names = ("rid", "stream", "logprob_start_len", "top_logprobs_num")
     top = {name: values.pop(name) for name in names if name in values}
     sampling = {"ignore_eos": True, "max_new_tokens": 6, **values}
     return {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, **top}
@@ -123,14 +123,12 @@ async def test_scoring_and_the_base_prefix(http, server, core, model):
         _, reply = await post(
             http,
             f"{url}/generate",
-            body(max_new_tokens=0, logprob_start_len=3, token_ids_logprob=[9]),
+            body(max_new_tokens=0, logprob_start_len=3),
         )
         meta = reply["meta_info"]
         assert reply["output_ids"] == []
         assert meta["input_token_logprobs"][0] == [None, PROMPT[3], None]
         assert [entry[1] for entry in meta["input_token_logprobs"]] == PROMPT[3:]
-        assert meta["input_token_ids_logprobs"][0] is None
-        assert meta["input_token_ids_logprobs"][1][0][1] == 9
         scored[name] = [entry[0] for entry in meta["input_token_logprobs"][1:]]
         assert meta["weight_version"] == {"policy": "4", "base": "base"}[name]
     assert max(abs(a - b) for a, b in zip(*scored.values(), strict=True)) > 0.01
@@ -158,6 +156,7 @@ async def test_scoring_and_the_base_prefix(http, server, core, model):
         ({"input_ids": [8], "sampling_params": {"max_new_tokens": -3}}, "max_new_tokens"),
         ({"input_ids": [8], "sampling_params": {"json_schema": "{}"}}, "json_schema"),
         ({"input_ids": [8], "sampling_params": {"n": 2}}, "n must be 1"),
+        ({"input_ids": [8], "token_ids_logprob": [9]}, "token_ids_logprob is not supported"),
         ({"input_ids": [8], "top_logprobs_num": 100000}, "top_logprobs_num"),
         ({"input_ids": [8], "logprob_start_len": 5}, "logprob_start_len"),
         ([1], "JSON object"),
