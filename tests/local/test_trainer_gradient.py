@@ -15,7 +15,7 @@ from peft import get_peft_model_state_dict
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.local import data as d
 from openclaw_rl.local.forward import PolicyForward, mix_precision
-from openclaw_rl.local.learner import Learner
+from openclaw_rl.local.learner import Learner, StepReport
 from openclaw_rl.rollout.train_data import convert
 from tests.local.tiny import conversation, peft_model, train_args
 from tests.losses.naive import naive_loss
@@ -125,6 +125,18 @@ def test_checkpointing_changes_memory_not_the_gradient():
     plain, _ = gradient(peft_model(), [one])
     recomputed, _ = gradient(peft_model(), [one], gradient_checkpointing="on")
     torch.testing.assert_close(recomputed, plain, rtol=0, atol=1e-6)
+
+
+def test_a_difference_to_the_engine_that_is_no_number_is_beyond_the_limit(model):
+    learner = Learner(train_args(), model)
+    before = [p.detach().clone() for p in learner.parameters]
+    for p in learner.parameters:
+        p.grad = torch.full_like(p, 0.1)
+    report = StepReport([0], logprob_diff=float("nan"))
+    learner._update(report)
+    learner.optimizer.zero_grad(set_to_none=True)
+    assert report.skipped == "logprob_diff"
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
 
 
 def test_several_steps_train_on_the_old_policys_log_probs(model):
