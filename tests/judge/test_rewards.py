@@ -94,7 +94,7 @@ async def test_the_judge_sees_all_of_a_turn_and_nothing_can_break_out(args, judg
 
 
 async def test_case_27_a_slow_vote_abstains_and_where_all_are_slow_the_turn_waits(args, judge):
-    args.prm_m, args.judge_timeout = 2, 0.2
+    args.prm_m, args.judge_timeout = 2, 1.5
     slow = asyncio.Event()
     judge.holds += [slow, None]
     reward = await prm.custom_rm(args, sample())
@@ -108,7 +108,7 @@ async def test_case_27_a_slow_vote_abstains_and_where_all_are_slow_the_turn_wait
 
 
 async def test_case_27_what_the_one_tells_does_not_wait_for_the_other_that_is_slow(args, judge):
-    args.judge_timeout = 0.2
+    args.judge_timeout = 1.5
     slow = asyncio.Event()
     judge.holds += [None, slow]
     reward = await combined.custom_rm(args, sample())
