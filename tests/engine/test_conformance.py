@@ -380,8 +380,11 @@ async def test_what_vllm_is_asked(http: aiohttp.ClientSession) -> None:
     async with FakeVLLM(default_reply=REPLY) as fake:
         client = open_engine("vllm", fake.url, http)
         schema = json.dumps({"type": "object"})
-        await run(client, sampling=params(9, min_new_tokens=2, top_p=0.5, json_schema=schema))
+        sampling = params(9, min_new_tokens=2, top_p=0.5, json_schema=schema, sampling_seed=7)
+        await run(client, sampling=sampling)
         body = fake.raw[0]
+        assert (body["seed"], body["logprobs"], body["skip_special_tokens"]) == (7, 1, False)
+        assert body["return_token_ids"] is body["return_tokens_as_token_ids"] is True
         assert body["prompt"] == PROMPT
         assert (body["max_tokens"], body["min_tokens"], body["top_p"]) == (9, 2, 0.5)
         assert body["structured_outputs"] == {"json": schema}
