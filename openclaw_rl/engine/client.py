@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.engine.dialect import Dialect
+from openclaw_rl.engine.dialect import Dialect, adapters_of
 from openclaw_rl.engine.refusals import NO_SUCH_PATH
 from openclaw_rl.engine.sse import EventLines
 from openclaw_rl.engine.transport import Lost, Transport
@@ -262,7 +262,7 @@ class EngineClient:
 
     async def adapters(self) -> frozenset[str]:
         """Names of the adapters that the engine holds. Raises EngineUnavailable."""
-        return self._dialect.adapters(await self.models())
+        return adapters_of(await self.models())
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Let the engine load a PEFT folder, at the path where it sees it, under a new name.

@@ -54,10 +54,6 @@ class Dialect(Protocol):
         """Of an answer from `info_paths`: `model_path` and `context_length`, where told."""
         ...
 
-    def adapters(self, answer: Any) -> frozenset[str]:
-        """Of an answer from `/v1/models`: the names of the adapters."""
-        ...
-
 
 def models_of(answer: Any) -> list[dict[str, Any]]:
     """The entries of an OpenAI-style list of models."""
@@ -66,5 +62,6 @@ def models_of(answer: Any) -> list[dict[str, Any]]:
 
 
 def adapters_of(answer: Any) -> frozenset[str]:
-    """Entries with a `parent` are adapters, in vLLM's list and in SGLang's."""
+    """Of an answer from `/v1/models`, the names of the adapters: entries with a `parent`, in vLLM's
+    list and in SGLang's."""
     return frozenset(str(one["id"]) for one in models_of(answer) if one.get("parent"))

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.dialect import Reader, adapters_of
+from openclaw_rl.engine.dialect import Reader
 from openclaw_rl.engine.events import ReplyReader
 from openclaw_rl.engine.scores import read_scores, scoring_body
 from openclaw_rl.engine.types import Abilities, Adapter, Scores
@@ -66,9 +66,6 @@ class SGLang:
         if not isinstance(answer, dict):
             raise EngineError("the engine does not tell its model")
         return answer
-
-    def adapters(self, answer: Any) -> frozenset[str]:
-        return adapters_of(answer)
 
 
 class SGLangEngine(EngineClient):

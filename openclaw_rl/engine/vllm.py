@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.dialect import Reader, adapters_of, models_of
+from openclaw_rl.engine.dialect import Reader, models_of
 from openclaw_rl.engine.events import broken_off
 from openclaw_rl.engine.fastjson import loads
 from openclaw_rl.engine.scores import are_ids, is_log_prob
@@ -142,9 +142,6 @@ class VLLM:
                     "context_length": entry.get("max_model_len"),
                 }
         raise EngineError("the engine's list of models has no base model")
-
-    def adapters(self, answer: Any) -> frozenset[str]:
-        return adapters_of(answer)
 
 
 class _Reader:

@@ -28,12 +28,12 @@ from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.recent import Endings, NewestTurns, RecentIds
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.stops import StopCut
-from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings
+from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings, view_of
 from openclaw_rl.journal.records import TurnRecord
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.session.types import NextState, NodeState, Placement, RequestView
+from openclaw_rl.session.types import NextState, NodeState, Placement
 from openclaw_rl.wire.errors import WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import END_THINK, ReplyEvent
@@ -105,7 +105,7 @@ class Gateway:
         """
         started = time.perf_counter()
         now = self._clock()
-        view = _view(request, caller, headers)
+        view = view_of(request, caller, headers)
         placement = self._without_lost_parent(self._tracker.place(view, now))
         if placement.kind == "main" and placement.next_state is not None:
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
@@ -156,7 +156,7 @@ class Gateway:
     ) -> int:
         """How many tokens the prompt of this request would have. Nothing is recorded, and
         no later request is placed otherwise because of it."""
-        view = _view(request, caller, headers)
+        view = view_of(request, caller, headers)
         placement = self._without_lost_parent(self._tracker.look(view, self._clock()))
         return len((await self._prompts.build(request, placement, size)).ids)
 
@@ -389,14 +389,3 @@ class Gateway:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("background work failed: %s", type(error).__name__)
-
-
-def _view(request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> RequestView:
-    return RequestView(
-        messages=request.messages,
-        headers=headers,
-        owner=caller.owner,
-        hints=request.hints,
-        key_session=caller.key_session,
-        has_tools=bool(request.tools),
-    )

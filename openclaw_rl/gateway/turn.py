@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from openclaw_rl.engine.text import TextStream
 from openclaw_rl.engine.types import Delta, Finish
+from openclaw_rl.gateway.auth import Caller
 from openclaw_rl.gateway.stops import StopCut
-from openclaw_rl.session.types import Message, Placement
+from openclaw_rl.session.types import Message, Placement, RequestView
 from openclaw_rl.topk import TopK
 from openclaw_rl.wire.dialect import Ending, Usage
 from openclaw_rl.wire.reply import ReplyEvent, ReplyReader
@@ -165,3 +166,15 @@ def stop_strings(sampling: Mapping[str, Any]) -> Sequence[str]:
     """The stop strings of a request's sampling parameters."""
     stop = sampling.get("stop") or ()
     return [stop] if isinstance(stop, str) else list(stop)
+
+
+def view_of(request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> RequestView:
+    """What the session tracker reads of a request. `headers` have lower-case names."""
+    return RequestView(
+        messages=request.messages,
+        headers=headers,
+        owner=caller.owner,
+        hints=request.hints,
+        key_session=caller.key_session,
+        has_tools=bool(request.tools),
+    )
