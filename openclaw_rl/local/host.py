@@ -31,13 +31,13 @@ import torch
 
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.journal import Journal
+from openclaw_rl.journal.lock import hold
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.embedded import Embedded
 from openclaw_rl.local.model import LoadedModel, LoraSpec
 from openclaw_rl.local.outside import Outside
 from openclaw_rl.local.train_args import complete
 from openclaw_rl.local.trainer import Trainer
-from openclaw_rl.rollout.lock import hold_leases
 
 log = logging.getLogger("openclaw_rl.host")
 
@@ -100,7 +100,7 @@ class Host:
     def __init__(self, args: Namespace) -> None:
         device = device_of(getattr(args, "device", None) or "auto")
         self.args = complete(args, on_gpu=device.type == "cuda")
-        self._alone = hold_leases(Path(args.journal_path), str(self.args.host_name))
+        self._alone = hold(Path(args.journal_path), str(self.args.host_name), "trainer")
         self.stop = threading.Event()
         self.args.stop_event = self.stop  # the rollout function waits on it
         self.started = threading.Event()

@@ -13,7 +13,7 @@ from openai import APIError, AsyncOpenAI, AuthenticationError, NotFoundError, Ra
 
 from openclaw_rl import __version__
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.errors import JournalError
+from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.gateway.app import run
 from openclaw_rl.journal.records import State
 from openclaw_rl.journal.store import Journal
@@ -308,6 +308,18 @@ async def test_the_turn_is_in_the_journal_before_the_client_sees_its_end(
 
 
 # -- restart and shutdown --------------------------------------------------------------------------
+
+
+async def test_a_second_gateway_of_the_same_journal_does_not_start(tmp_path, model):
+    async with world(tmp_path, model) as served:
+        first = await asyncio.to_thread(served.journal.endpoint, "gateway")
+        with pytest.raises(ConfigError, match="another gateway is at work"):
+            async with world(tmp_path, model):
+                pass
+        assert await asyncio.to_thread(served.journal.endpoint, "gateway") == first
+        assert (await served.chat("hi")).finish_reason == "stop"
+    async with world(tmp_path, model) as served:  # free again
+        assert (await served.chat("hi")).finish_reason == "stop"
 
 
 async def test_after_a_restart_the_conversation_goes_on_with_its_tokens(tmp_path, model):
