@@ -20,11 +20,12 @@ from contextlib import aclosing
 
 import aiohttp
 
-from openclaw_rl.engine.sglang import SGLangEngine
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import open_engine
 
 
 async def one(
-    engine: SGLangEngine, number: int, tokens: int, prompt: int
+    engine: EngineClient, number: int, tokens: int, prompt: int
 ) -> tuple[float, list[float]]:
     """Seconds to the first token, and the gaps between tokens."""
     ids = [number % 1000, *range(prompt - 1)]
@@ -45,7 +46,7 @@ async def one(
 
 async def measure(url: str, options: argparse.Namespace) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        engine = SGLangEngine(url, http, wait_seconds=20)
+        engine = open_engine("sglang", url, http, wait_seconds=20)
         while not await engine.health():  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.1)
         for repeat in range(options.repeat):

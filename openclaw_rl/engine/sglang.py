@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
-
-from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.dialect import Reader
 from openclaw_rl.engine.events import ReplyReader
 from openclaw_rl.engine.scores import read_scores, scoring_body
@@ -66,12 +63,3 @@ class SGLang:
         if not isinstance(answer, dict):
             raise EngineError("the engine does not tell its model")
         return answer
-
-
-class SGLangEngine(EngineClient):
-    """An engine, or a router before several, that speaks SGLang's `/generate`."""
-
-    def __init__(
-        self, url: str | Callable[[], str | None], http: aiohttp.ClientSession, **options: Any
-    ) -> None:
-        super().__init__(SGLang(), url, http, **options)

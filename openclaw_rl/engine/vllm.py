@@ -13,12 +13,9 @@ leaves another distribution than the trained one: they are ours where nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
-
-from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.dialect import Reader, models_of
 from openclaw_rl.engine.events import broken_off
 from openclaw_rl.engine.fastjson import loads
@@ -238,12 +235,3 @@ def _best(place: Mapping[int, float], top: int) -> Candidates:
     """The `top` likeliest; vLLM adds the token itself where it is not among them."""
     pairs = [(float(value), token) for token, value in place.items() if _known(value)]
     return sorted(pairs, key=lambda pair: -pair[0])[:top]
-
-
-class VLLMEngine(EngineClient):
-    """A vLLM server."""
-
-    def __init__(
-        self, url: str | Callable[[], str | None], http: aiohttp.ClientSession, **options: Any
-    ) -> None:
-        super().__init__(VLLM(), url, http, **options)

@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.sglang import SGLangEngine
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import open_engine
 from openclaw_rl.engine.types import Delta, Finish, Reply, collect, join
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from tests.fakes.engine import EOS_ID, FakeEngine, Fault, logprob_of
@@ -34,15 +35,15 @@ async def fake() -> AsyncIterator[FakeEngine]:
 
 
 @pytest.fixture
-def client(fake: FakeEngine, http: aiohttp.ClientSession) -> SGLangEngine:
-    return SGLangEngine(lambda: fake.url, http, wait_seconds=5.0)
+def client(fake: FakeEngine, http: aiohttp.ClientSession) -> EngineClient:
+    return open_engine("sglang", lambda: fake.url, http, wait_seconds=5.0)
 
 
 def params(max_new_tokens: int = 32, **more: Any) -> dict[str, Any]:
     return {"max_new_tokens": max_new_tokens, "temperature": 1.0, **more}
 
 
-async def run(client: SGLangEngine, ids: list[int] = PROMPT, **more: Any) -> Reply:
+async def run(client: EngineClient, ids: list[int] = PROMPT, **more: Any) -> Reply:
     sampling = more.pop("sampling", params())
     return await collect(client.generate(ids, sampling, rid=next(_rids), **more))
 
@@ -58,7 +59,7 @@ def true_logprobs(prompt: list[int], ids: list[int]) -> list[float]:
 @pytest.mark.parametrize("chunk_bytes", [None, 7])
 async def test_every_form_of_stream_gives_the_same_tokens(
     fake: FakeEngine,
-    client: SGLangEngine,
+    client: EngineClient,
     cumulative: bool,
     cumulative_logprobs: bool,
     chunk_bytes: int | None,
@@ -74,7 +75,7 @@ async def test_every_form_of_stream_gives_the_same_tokens(
     assert reply.cached_tokens == len(PROMPT) // 2
 
 
-async def test_tokens_arrive_one_by_one(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_tokens_arrive_one_by_one(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
     async with aclosing(client.generate(PROMPT, params(), rid=next(_rids))) as deltas:
         for token in REPLY:
@@ -82,7 +83,7 @@ async def test_tokens_arrive_one_by_one(fake: FakeEngine, client: SGLangEngine) 
             assert (await anext(deltas)).ids == [token]
 
 
-async def test_request_says_what_was_asked(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_request_says_what_was_asked(fake: FakeEngine, client: EngineClient) -> None:
     sampling = params(9, top_p=0.5, stop_token_ids=[7])
     reply = client.generate(PROMPT, sampling, rid="r1", routing_key="session-a", top_logprobs=2)
     deltas = [delta async for delta in reply]
@@ -94,7 +95,7 @@ async def test_request_says_what_was_asked(fake: FakeEngine, client: SGLangEngin
     assert deltas[1].top == [[(logprob_of(51, 5), 51), (logprob_of(51, 5) - 0.5, 52)]]
 
 
-async def test_case_22_length(client: SGLangEngine) -> None:
+async def test_case_22_length(client: EngineClient) -> None:
     reply = await run(client, sampling=params(3))
     assert reply.ids == REPLY[:3]
     assert reply.finish is not None
@@ -104,7 +105,7 @@ async def test_case_22_length(client: SGLangEngine) -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
-async def test_case_03_prompt_too_long(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_03_prompt_too_long(fake: FakeEngine, client: EngineClient) -> None:
     fake.context_length = 10
     with pytest.raises(ContextOverflow) as caught:
         await run(client, list(range(10, 22)))
@@ -113,7 +114,7 @@ async def test_case_03_prompt_too_long(fake: FakeEngine, client: SGLangEngine) -
     assert len(fake.requests) == 1
 
 
-async def test_case_03_max_tokens_too_large(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_03_max_tokens_too_large(fake: FakeEngine, client: EngineClient) -> None:
     fake.context_length = 10
     with pytest.raises(ContextOverflow) as caught:
         await run(client, sampling=params(100))
@@ -135,7 +136,7 @@ async def test_case_03_max_tokens_too_large(fake: FakeEngine, client: SGLangEngi
     ],
 )
 async def test_case_03_overflow_in_other_places(
-    fake: FakeEngine, client: SGLangEngine, fault: Fault
+    fake: FakeEngine, client: EngineClient, fault: Fault
 ) -> None:
     fake.faults.append(fault)
     with pytest.raises(ContextOverflow) as caught:
@@ -143,7 +144,7 @@ async def test_case_03_overflow_in_other_places(
     assert caught.value.limit == 10
 
 
-async def test_case_03_other_refusals(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_03_other_refusals(fake: FakeEngine, client: EngineClient) -> None:
     fake.faults += [Fault(status=400, message="bad top_p"), Fault(stream_error="bad top_k")]
     with pytest.raises(EngineRefused, match="bad top_p") as caught:
         await run(client)
@@ -157,7 +158,7 @@ async def test_case_03_other_refusals(fake: FakeEngine, client: SGLangEngine) ->
 
 
 async def test_a_request_that_the_engine_fails_at_is_not_tried_for_ever(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults += [
         Fault(abort_after=0, abort_status=500, message="engine step failed") for _ in range(9)
@@ -168,7 +169,7 @@ async def test_a_request_that_the_engine_fails_at_is_not_tried_for_ever(
 
 
 async def test_an_engines_own_words_stay_out_of_the_log(
-    fake: FakeEngine, client: SGLangEngine, caplog: pytest.LogCaptureFixture
+    fake: FakeEngine, client: EngineClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
     fake.faults += [Fault(status=500, message="cannot tokenise 'xylophone'")]
@@ -180,7 +181,7 @@ async def test_an_engines_own_words_stay_out_of_the_log(
 # --- aborts of ours ------------------------------------------------------------------------------
 
 
-async def test_case_05_closing_the_stream_aborts(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_05_closing_the_stream_aborts(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
     await fake.allow(1)
     async with aclosing(client.generate(PROMPT, params(), rid="leaving")) as deltas:
@@ -191,7 +192,7 @@ async def test_case_05_closing_the_stream_aborts(fake: FakeEngine, client: SGLan
     assert len(fake.requests) == 1
 
 
-async def test_case_05_cancelling_the_reader_aborts(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_05_cancelling_the_reader_aborts(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
     task = asyncio.create_task(collect(client.generate(PROMPT, params(), rid="cancelled")))
     await fake.arrived(1)
@@ -203,7 +204,7 @@ async def test_case_05_cancelling_the_reader_aborts(fake: FakeEngine, client: SG
     assert fake.aborts == ["cancelled"]
 
 
-async def test_abort_by_rid_ends_the_stream(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_abort_by_rid_ends_the_stream(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
     await fake.allow(2)
     async with aclosing(client.generate(PROMPT, params(), rid="mine")) as deltas:
@@ -216,7 +217,7 @@ async def test_abort_by_rid_ends_the_stream(fake: FakeEngine, client: SGLangEngi
 
 
 async def test_an_abort_that_overtakes_its_request_still_ends_it(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     task = asyncio.create_task(collect(client.generate(PROMPT, params(), rid="early")))
     await asyncio.sleep(0)
@@ -231,7 +232,7 @@ async def test_an_abort_that_overtakes_its_request_still_ends_it(
 
 
 async def test_abort_while_the_engine_is_away(http: aiohttp.ClientSession) -> None:
-    client = SGLangEngine(lambda: None, http, wait_seconds=60)
+    client = open_engine("sglang", lambda: None, http, wait_seconds=60)
     waiting = asyncio.Event()
     stream = client.generate(PROMPT, params(), rid="r", on_wait=lambda _: waiting.set())
     task = asyncio.create_task(collect(stream))
@@ -243,7 +244,7 @@ async def test_abort_while_the_engine_is_away(http: aiohttp.ClientSession) -> No
     assert reply.finish.type == "abort"
 
 
-async def test_finished_requests_are_not_aborted(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_finished_requests_are_not_aborted(fake: FakeEngine, client: EngineClient) -> None:
     await run(client)
     await client.close()
     assert fake.aborts == []
@@ -252,7 +253,7 @@ async def test_finished_requests_are_not_aborted(fake: FakeEngine, client: SGLan
 # --- resumes -------------------------------------------------------------------------------------
 
 
-async def test_case_07_engine_abort_is_resumed(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_07_engine_abort_is_resumed(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
     held: list[str] = []
     stream = client.generate(PROMPT, params(10, min_new_tokens=3), rid="a", on_wait=held.append)
@@ -281,7 +282,7 @@ async def test_case_07_engine_abort_is_resumed(fake: FakeEngine, client: SGLangE
     assert len(held) == 2
 
 
-async def test_case_07_abort_before_the_first_token(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_07_abort_before_the_first_token(fake: FakeEngine, client: EngineClient) -> None:
     fake.faults += [Fault(abort_after=0), Fault(abort_after=0), None]
     reply = await run(client)
     assert reply.ids == REPLY
@@ -289,7 +290,7 @@ async def test_case_07_abort_before_the_first_token(fake: FakeEngine, client: SG
 
 
 async def test_case_07_abort_at_the_last_allowed_token(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     """Every token is there, then comes an abort instead of the finish."""
     fake.faults.append(Fault(abort_after=3, ignore_budget=True))
@@ -301,14 +302,14 @@ async def test_case_07_abort_at_the_last_allowed_token(
 
 
 async def test_case_07_in_place_update_in_mid_stream(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults.append(Fault(bump_version_at=2))
     reply = await run(client)
     assert reply.versions == ["0", "0", "1", "1", "1", "1"]
 
 
-async def test_case_06_waits_while_paused(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_06_waits_while_paused(fake: FakeEngine, client: EngineClient) -> None:
     await fake.pause()
     task = asyncio.create_task(run(client))
     await fake.arrived(1)
@@ -322,14 +323,14 @@ async def test_case_06_waits_for_the_first_address(
 ) -> None:
     url: list[str] = []
     waiting = asyncio.Event()
-    client = SGLangEngine(lambda: url[0] if url else None, http, wait_seconds=5)
+    client = open_engine("sglang", lambda: url[0] if url else None, http, wait_seconds=5)
     task = asyncio.create_task(run(client, on_wait=lambda _: waiting.set()))
     await waiting.wait()
     url.append(fake.url + "/")
     assert (await task).ids == REPLY
 
 
-async def test_case_33_engine_killed_in_mid_stream(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_case_33_engine_killed_in_mid_stream(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
     lost = asyncio.Event()
     task = asyncio.create_task(run(client, on_wait=lambda _: lost.set()))
@@ -352,7 +353,7 @@ async def test_case_33_engine_restarted_elsewhere(
     """The old one hangs without a word; the address changes; the stream moves on."""
     async with FakeEngine(default_reply=REPLY[2:], version="1") as second:
         url = [fake.url]
-        client = SGLangEngine(lambda: url[0], http, wait_seconds=5, silence_seconds=0.05)
+        client = open_engine("sglang", lambda: url[0], http, wait_seconds=5, silence_seconds=0.05)
         fake.gated = True
         task = asyncio.create_task(run(client))
         await fake.allow(2)
@@ -367,7 +368,7 @@ async def test_case_33_engine_restarted_elsewhere(
 async def test_a_silent_engine_that_lives_is_waited_for(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
-    client = SGLangEngine(fake.url, http, wait_seconds=5, silence_seconds=0.03)
+    client = open_engine("sglang", fake.url, http, wait_seconds=5, silence_seconds=0.03)
     fake.gated = True
     task = asyncio.create_task(run(client))
     await fake.arrived(1)
@@ -378,7 +379,7 @@ async def test_a_silent_engine_that_lives_is_waited_for(
 
 
 async def test_gives_up_after_wait_seconds(fake: FakeEngine, http: aiohttp.ClientSession) -> None:
-    client = SGLangEngine(fake.url, http, wait_seconds=0.2)
+    client = open_engine("sglang", fake.url, http, wait_seconds=0.2)
     await fake.stop()
     with pytest.raises(EngineUnavailable, match="gave up after"):
         await run(client)
@@ -394,7 +395,7 @@ async def test_patience_is_fresh_after_each_token(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
     """Eight kills with one token each: never longer than wait_seconds without progress."""
-    client = SGLangEngine(fake.url, http, wait_seconds=0.5)
+    client = open_engine("sglang", fake.url, http, wait_seconds=0.5)
     fake.default_reply = REPLY[:5] + REPLY
     fake.faults += [Fault(kill_after=1)] * 10
     reply = await run(client)
@@ -403,7 +404,7 @@ async def test_patience_is_fresh_after_each_token(
 
 
 async def test_an_error_of_the_engines_own_is_tried_three_times(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults += [Fault(status=500, message="CUDA error"), Fault(status=503)]
     assert (await run(client)).ids == REPLY
@@ -415,7 +416,7 @@ async def test_an_error_of_the_engines_own_is_tried_three_times(
 
 
 async def test_a_reply_that_fills_the_context_ends_by_length(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults += [Fault(kill_after=2), Fault(stream_error="maximum context length of 6 tokens")]
     reply = await run(client)
@@ -425,7 +426,7 @@ async def test_a_reply_that_fills_the_context_ends_by_length(
 
 
 async def test_a_reply_under_a_grammar_is_not_resumed(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults += [Fault(abort_after=0), Fault(abort_after=2)]
     with pytest.raises(EngineUnavailable, match="grammar"):
@@ -437,7 +438,7 @@ async def test_a_reply_under_a_grammar_is_not_resumed(
 
 
 async def test_stale_pooled_connections_lose_nothing(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     """An engine restarted on the same port, with eight of our connections pooled."""
     fake.gated = True
@@ -451,7 +452,7 @@ async def test_stale_pooled_connections_lose_nothing(
     assert all(reply.ids == REPLY for reply in replies)
 
 
-async def test_a_retry_trusts_no_pooled_connection(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_a_retry_trusts_no_pooled_connection(fake: FakeEngine, client: EngineClient) -> None:
     """Eight connections that look well and are dead on use: one retry for each request, at most."""
     await run(client)  # the first one trusts no pool anyway
     fake.gated = True
@@ -470,7 +471,7 @@ async def test_a_retry_trusts_no_pooled_connection(fake: FakeEngine, client: SGL
 
 
 async def test_connections_are_reused_while_busy_and_fresh_after_quiet(
-    fake: FakeEngine, client: SGLangEngine, http: aiohttp.ClientSession, monkeypatch: Any
+    fake: FakeEngine, client: EngineClient, http: aiohttp.ClientSession, monkeypatch: Any
 ) -> None:
     await run(client)  # the first one trusts no pool
     connector = http.connector
@@ -496,7 +497,7 @@ async def test_connections_are_reused_while_busy_and_fresh_after_quiet(
     assert len(set(ports)) == 2
 
 
-async def test_sixty_four_streams_at_once(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_sixty_four_streams_at_once(fake: FakeEngine, client: EngineClient) -> None:
     fake.reply_fn = lambda request: [100 + request.ids[0]] * 20 + [EOS_ID]
     prompts = [[at, 1, 2] for at in range(64)]
     replies = await asyncio.gather(*(run(client, prompt) for prompt in prompts))
@@ -510,7 +511,7 @@ async def test_sixty_four_streams_at_once(fake: FakeEngine, client: SGLangEngine
 
 @pytest.mark.parametrize("says", [True, False])
 async def test_a_reply_of_one_token_over_and_over(
-    fake: FakeEngine, client: SGLangEngine, says: bool
+    fake: FakeEngine, client: EngineClient, says: bool
 ) -> None:
     """Equal entries: only an engine that names its form leaves no doubt about the second one."""
     fake.cumulative = fake.cumulative_logprobs = False
@@ -525,7 +526,7 @@ async def test_a_reply_of_one_token_over_and_over(
 @pytest.mark.parametrize("lie", ["missing", "fewer", "none", "nan", "inf", "shifted"])
 @pytest.mark.parametrize("cumulative", [True, False])
 async def test_case_24_a_lie_about_logprobs_is_reported_not_padded(
-    fake: FakeEngine, client: SGLangEngine, lie: str, cumulative: bool
+    fake: FakeEngine, client: EngineClient, lie: str, cumulative: bool
 ) -> None:
     fake.cumulative = fake.cumulative_logprobs = cumulative
     fake.faults.append(Fault(logprobs=lie, logprobs_from=2))
@@ -541,7 +542,7 @@ async def test_case_24_a_lie_about_logprobs_is_reported_not_padded(
 
 
 async def test_case_24_one_lie_spoils_the_collected_reply(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults.append(Fault(logprobs="nan", logprobs_from=5))
     reply = await run(client)
@@ -552,7 +553,7 @@ async def test_case_24_one_lie_spoils_the_collected_reply(
 # --- scoring, health -----------------------------------------------------------------------------
 
 
-async def test_score(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_score(fake: FakeEngine, client: EngineClient) -> None:
     ids = PROMPT + REPLY
     assert await client.score(ids, 4) == true_logprobs(PROMPT, REPLY)
     assert await client.score(ids, 1) == true_logprobs(ids[:1], ids[1:])
@@ -564,7 +565,7 @@ async def test_score(fake: FakeEngine, client: SGLangEngine) -> None:
     assert body["logprob_start_len"] == 3
 
 
-async def test_score_with_the_likeliest_tokens(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_score_with_the_likeliest_tokens(fake: FakeEngine, client: EngineClient) -> None:
     ids = PROMPT + REPLY
     scores = await client.score_top(ids, 4, 3)
     assert scores.log_probs == true_logprobs(PROMPT, REPLY)
@@ -579,7 +580,7 @@ async def test_score_with_the_likeliest_tokens(fake: FakeEngine, client: SGLangE
 
 
 async def test_an_engine_that_knows_no_likeliest_tokens_gives_the_scores_alone(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.candidates = None
     scores = await client.score_top(PROMPT + REPLY, 4, 3)
@@ -589,7 +590,7 @@ async def test_an_engine_that_knows_no_likeliest_tokens_gives_the_scores_alone(
 
 
 async def test_likeliest_tokens_of_probability_0_are_left_out(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.candidates = lambda request, token, at, k: [(float("-inf"), 9), (-2.0, 8), (-1.0, 7)]
     assert (await client.score_top(PROMPT, 3, 3)).top == [[(-1.0, 7), (-2.0, 8)]]
@@ -597,7 +598,7 @@ async def test_likeliest_tokens_of_probability_0_are_left_out(
     assert (await client.score_top(PROMPT, 3, 1)).top is None
 
 
-async def test_score_refuses_what_does_not_line_up(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_score_refuses_what_does_not_line_up(fake: FakeEngine, client: EngineClient) -> None:
     fake.logprob = lambda token, position: float("nan")
     with pytest.raises(EngineError, match="line up"):
         await client.score(PROMPT, 1)
@@ -607,7 +608,7 @@ async def test_score_refuses_what_does_not_line_up(fake: FakeEngine, client: SGL
 
 
 async def test_score_is_repeated_when_the_engine_is_away(
-    fake: FakeEngine, client: SGLangEngine
+    fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults += [Fault(status=503), Fault(status=502), Fault(abort_after=0)]
     assert await client.score(PROMPT, 3) == true_logprobs(PROMPT[:3], PROMPT[3:])
@@ -627,12 +628,14 @@ async def test_an_engine_that_falls_silent_in_the_middle_of_scores_is_lost(
 
     server = await asyncio.start_server(half, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    client = SGLangEngine(f"http://127.0.0.1:{port}", http, wait_seconds=0.3, silence_seconds=0.05)
+    client = open_engine(
+        "sglang", f"http://127.0.0.1:{port}", http, wait_seconds=0.3, silence_seconds=0.05
+    )
     with pytest.raises(EngineUnavailable, match="gave up after"):
         await asyncio.wait_for(client.score(PROMPT, 1), 10)
 
 
-async def test_health_and_model_info(fake: FakeEngine, client: SGLangEngine) -> None:
+async def test_health_and_model_info(fake: FakeEngine, client: EngineClient) -> None:
     assert await client.health()
     assert (await client.model_info())["weight_version"] == "0"
     fake.healthy = False
@@ -644,7 +647,7 @@ async def test_health_and_model_info(fake: FakeEngine, client: SGLangEngine) -> 
 
 
 async def test_base_prefix(fake: FakeEngine, http: aiohttp.ClientSession) -> None:
-    client = SGLangEngine(fake.url + "/base", http)
+    client = open_engine("sglang", fake.url + "/base", http)
     reply = await run(client)
     assert reply.versions == ["base"] * len(REPLY)
     assert fake.requests[0].base
@@ -653,7 +656,7 @@ async def test_base_prefix(fake: FakeEngine, http: aiohttp.ClientSession) -> Non
 async def test_an_unknown_kind_of_server_is_an_error_at_once(
     http: aiohttp.ClientSession,
 ) -> None:
-    client = SGLangEngine("not a url", http, wait_seconds=0.2)
+    client = open_engine("sglang", "not a url", http, wait_seconds=0.2)
     with pytest.raises(EngineError):
         await run(client)
 

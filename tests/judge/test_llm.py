@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.sglang import SGLangEngine
+from openclaw_rl.engine.kinds import open_engine
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
 from openclaw_rl.judge.llm import ChatLLM, EngineLLM, is_overflow
 from openclaw_rl.judge.votes import VERDICT_SCHEMA
@@ -31,6 +31,10 @@ async def http():
         yield session
 
 
+def llm_of(url, http, chat, **options):
+    return EngineLLM(open_engine("sglang", url, http, **options), chat)
+
+
 async def ask(llm, max_tokens=64):
     return await llm.complete(
         MESSAGES, schema=VERDICT_SCHEMA, temperature=0.3, max_tokens=max_tokens
@@ -40,7 +44,7 @@ async def ask(llm, max_tokens=64):
 async def test_engine_completion_under_a_schema(chat, http) -> None:
     async with FakeEngine(tokenizer=chat) as engine:
         engine.say('{"why": "x", "verdict": 1}')
-        llm = EngineLLM(SGLangEngine(engine.url, http), chat)
+        llm = llm_of(engine.url, http, chat)
         completion = await ask(llm)
         assert (completion.text, completion.finished) == ('{"why": "x", "verdict": 1}', True)
         assert not completion.in_reasoning
@@ -54,7 +58,7 @@ async def test_engine_completion_under_a_schema(chat, http) -> None:
 async def test_engine_without_schemas_is_asked_without(chat, http) -> None:
     async with FakeEngine(tokenizer=chat) as engine:
         engine.faults.append(Fault(status=400, message="json_schema is not supported"))
-        llm = EngineLLM(SGLangEngine(engine.url, http), chat)
+        llm = llm_of(engine.url, http, chat)
         for _ in range(2):
             engine.say("verdict: 1")
             assert (await ask(llm)).text == "verdict: 1"
@@ -64,7 +68,7 @@ async def test_engine_without_schemas_is_asked_without(chat, http) -> None:
 async def test_engine_completion_cut_off(chat, http) -> None:
     async with FakeEngine(tokenizer=chat) as engine:
         engine.say("verdict: 1 and much more text")
-        completion = await ask(EngineLLM(SGLangEngine(engine.url, http), chat), max_tokens=3)
+        completion = await ask(llm_of(engine.url, http, chat), max_tokens=3)
         assert not completion.finished
 
 
@@ -73,7 +77,7 @@ async def test_a_prompt_that_ends_in_reasoning_is_known(tmp_path: Path, http) ->
     chat = ChatTokenizer.load(tiny_tokenizer(tmp_path, template=template))
     async with FakeEngine(tokenizer=chat) as engine:
         engine.say("hm</think>verdict: 1")
-        completion = await ask(EngineLLM(SGLangEngine(engine.url, http), chat))
+        completion = await ask(llm_of(engine.url, http, chat))
         assert completion.in_reasoning
         assert "json_schema" not in engine.requests[0].sampling
 
@@ -85,18 +89,17 @@ async def test_a_template_without_a_system_role(tmp_path: Path, http) -> None:
     )
     chat = ChatTokenizer.load(tiny_tokenizer(tmp_path, template=template))
     async with FakeEngine(tokenizer=chat) as engine:
-        await ask(EngineLLM(SGLangEngine(engine.url, http), chat))
+        await ask(llm_of(engine.url, http, chat))
         assert engine.requests[0].ids == chat.encode("[user] Judge.\n\ndata")
 
 
 async def test_engine_overflow_and_absence(chat, http) -> None:
     async with FakeEngine(tokenizer=chat, context_length=20) as engine:
         with pytest.raises(EngineRefused) as error:
-            await ask(EngineLLM(SGLangEngine(engine.url, http), chat))
+            await ask(llm_of(engine.url, http, chat))
         assert is_overflow(error.value)
-    gone = SGLangEngine(lambda: None, http, wait_seconds=0.0)
     with pytest.raises(EngineUnavailable):
-        await ask(EngineLLM(gone, chat))
+        await ask(llm_of(lambda: None, http, chat, wait_seconds=0.0))
 
 
 async def test_openai_completion(http) -> None:

@@ -19,7 +19,8 @@ import aiohttp
 import numpy as np
 import pytest
 
-from openclaw_rl.engine.vllm import VLLMEngine
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import open_engine
 
 START_SECONDS = 600
 
@@ -100,8 +101,8 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-async def engine(url: str, http: aiohttp.ClientSession) -> AsyncIterator[VLLMEngine]:
-    client = VLLMEngine(url, http, wait_seconds=120)
+async def engine(url: str, http: aiohttp.ClientSession) -> AsyncIterator[EngineClient]:
+    client = open_engine("vllm", url, http, wait_seconds=120)
     yield client
     await client.close()
 

@@ -15,10 +15,9 @@ import aiohttp
 import pytest
 
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import dialect_of
+from openclaw_rl.engine.kinds import dialect_of, open_engine
 from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
-from openclaw_rl.engine.vllm import VLLMEngine
 from openclaw_rl.errors import ConfigError, ContextOverflow, EngineRefused
 from tests.vllm.conftest import write_adapter
 
@@ -36,7 +35,7 @@ async def run(engine: Engine, ids: list[int] = PROMPT, **more: Any) -> Reply:
 
 
 async def test_ids_are_the_same_streamed_and_not(
-    engine: VLLMEngine, url: str, http: aiohttp.ClientSession
+    engine: EngineClient, url: str, http: aiohttp.ClientSession
 ) -> None:
     greedy = {"temperature": 0.0, "ignore_eos": True}
     streamed = await run(engine, sampling=params(**greedy))
@@ -47,7 +46,7 @@ async def test_ids_are_the_same_streamed_and_not(
     assert len(streamed.ids) == 24
 
 
-async def test_each_id_has_its_log_prob(engine: VLLMEngine) -> None:
+async def test_each_id_has_its_log_prob(engine: EngineClient) -> None:
     reply = await run(engine, sampling=params(40, ignore_eos=True))
     assert len(reply.ids) == 40
     assert reply.logprobs is not None
@@ -100,7 +99,7 @@ async def test_log_probs_at_a_temperature_are_those_sampled_from_or_missing(
     assert (cut.logprobs is None) is able["any_temperature"], "the cut leaves another distribution"
 
 
-async def test_stop_reasons(engine: VLLMEngine) -> None:
+async def test_stop_reasons(engine: EngineClient) -> None:
     first = await run(engine, sampling=params(8, temperature=0.0, ignore_eos=True))
     assert first.finish is not None
     assert (first.finish.type, first.finish.matched) == ("length", None)
@@ -115,7 +114,7 @@ async def test_stop_reasons(engine: VLLMEngine) -> None:
         assert biased.finish.matched == biased.ids[-1]
 
 
-async def test_candidates_generated_and_scored(engine: VLLMEngine) -> None:
+async def test_candidates_generated_and_scored(engine: EngineClient) -> None:
     stream = engine.generate(PROMPT, params(8, ignore_eos=True), rid=next(_rids), top_logprobs=4)
     ids: list[int] = []
     tops: list[list[tuple[float, int]]] = []
@@ -128,7 +127,7 @@ async def test_candidates_generated_and_scored(engine: VLLMEngine) -> None:
     assert [[i for _, i in top] for top in scores.top] == [[i for _, i in top] for top in tops]
 
 
-async def test_refusals_are_understood(engine: VLLMEngine) -> None:
+async def test_refusals_are_understood(engine: EngineClient) -> None:
     limit = (await engine.model_info())["context_length"]
     with pytest.raises(ContextOverflow) as caught:
         await run(engine, [5] * (limit + 10))
@@ -139,7 +138,7 @@ async def test_refusals_are_understood(engine: VLLMEngine) -> None:
         await run(engine, sampling=params(top_p=7.0))
 
 
-async def test_more_tokens_than_are_left_of_the_context(engine: VLLMEngine) -> None:
+async def test_more_tokens_than_are_left_of_the_context(engine: EngineClient) -> None:
     limit = (await engine.model_info())["context_length"]
     try:
         reply = await run(engine, [5] * (limit - 4), sampling=params(50, ignore_eos=True))
@@ -152,7 +151,7 @@ async def test_more_tokens_than_are_left_of_the_context(engine: VLLMEngine) -> N
 
 
 async def test_closing_the_stream_ends_it_there(
-    engine: VLLMEngine, url: str, http: aiohttp.ClientSession
+    engine: EngineClient, url: str, http: aiohttp.ClientSession
 ) -> None:
     async with aclosing(
         engine.generate(PROMPT, params(1500, ignore_eos=True), rid=next(_rids))
@@ -170,7 +169,7 @@ async def _running(url: str, http: aiohttp.ClientSession) -> float:
     return math.fsum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
-async def test_sixteen_streams_at_once(engine: VLLMEngine) -> None:
+async def test_sixteen_streams_at_once(engine: EngineClient) -> None:
     for streams in (1, 16):
         began = time.monotonic()
         sampling = params(48, ignore_eos=True)
@@ -187,7 +186,7 @@ async def test_adapters_change_under_load_and_no_reply_fails_or_mixes(
 ) -> None:
     """Eight streams, three versions; each reply is, token for token, its version's own."""
     present: list[Adapter] = []
-    engine = VLLMEngine(url, http, adapter=lambda: present[-1], wait_seconds=120)
+    engine = open_engine("vllm", url, http, adapter=lambda: present[-1], wait_seconds=120)
     adapters = [Adapter(f"swap-{tmp_path.name}-{n}", str(n)) for n in range(3)]
     folders = [write_adapter(tmp_path / f"v{n}", model_path, seed=n + 1) for n in range(3)]
     sampling = params(32, temperature=0.0, ignore_eos=True)
@@ -238,8 +237,8 @@ async def test_texts_are_scored_while_an_adapter_replies(
 ) -> None:
     """vLLM whose adapters may change the output layer dies of this: see docs/engines.md."""
     adapter = Adapter(f"scored-{tmp_path.name}", "1")
-    policy = VLLMEngine(url, http, adapter=lambda: adapter, wait_seconds=60)
-    base = VLLMEngine(url, http, wait_seconds=60)
+    policy = open_engine("vllm", url, http, adapter=lambda: adapter, wait_seconds=60)
+    base = open_engine("vllm", url, http, wait_seconds=60)
     text = [*PROMPT * 6, 30, 31]
     alone = await base.score(text, len(PROMPT))
     await policy.load_adapter(adapter.name, str(write_adapter(tmp_path / "a", model_path, seed=5)))
@@ -265,7 +264,7 @@ async def test_an_engine_without_the_adapter_is_waited_for(
     url: str, http: aiohttp.ClientSession, model_path: Path, tmp_path: Path
 ) -> None:
     adapter = Adapter(f"late-{tmp_path.name}", "7")
-    engine = VLLMEngine(url, http, adapter=lambda: adapter, wait_seconds=60)
+    engine = open_engine("vllm", url, http, adapter=lambda: adapter, wait_seconds=60)
     waiting = asyncio.Event()
     task = asyncio.create_task(run(engine, on_wait=lambda _: waiting.set()))
     await waiting.wait()
