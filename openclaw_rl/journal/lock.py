@@ -19,12 +19,12 @@ def hold(journal: Path, name: str, what: str) -> IO[bytes]:
     is closed or this process dies. Raises `ConfigError` where another process is."""
     journal = journal.expanduser()
     journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = journal.with_name(f"{name}.lock").open("ab")
+    lock = journal.with_suffix(f".{name}.lock").open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         raise ConfigError(
-            f"another {what} is at work on {journal.parent}: stop it, or give another --data"
+            f"another {what} is at work on {journal}: stop it, or give another --data"
         ) from None
     return lock

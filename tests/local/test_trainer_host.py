@@ -209,7 +209,7 @@ def test_case_33_a_second_trainer_of_the_same_journal_does_not_start(model_dir, 
     with Running(args):
         with pytest.raises(ConfigError, match="another trainer is at work"):
             Host(args)
-        lock = tmp_path / "h.lock"
+        lock = tmp_path / "journal.h.lock"
         assert lock.stat().st_size == 0
     with Running(args):  # free again, although the file is still there
         assert lock.exists()
