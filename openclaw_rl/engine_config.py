@@ -48,7 +48,11 @@ class EngineConfig:
     )
     max_streams: int = _setting(24, "sequences decoded together", flag="--max-streams", low=1)
     kv_tokens: int = _setting(
-        0, "tokens of KV cache in all (0: chosen from the memory)", flag="--kv-tokens", low=0
+        0,
+        "tokens of the embedded engine's KV cache; no request can be longer (0: as many as fit in "
+        "about a third of the GPU memory that the weights leave, or in 1 GiB on a CPU)",
+        flag="--kv-tokens",
+        low=0,
     )
     threads: int = _setting(
         0, "CPU threads of the engine (0: half of the cores)", flag="--engine-threads", low=0

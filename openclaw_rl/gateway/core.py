@@ -68,6 +68,7 @@ class Gateway:
         prompts: Prompts,
         known: KnownTurns,
         metrics: Metrics,
+        engine_context: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
@@ -85,8 +86,7 @@ class Gateway:
         context = settings.context_length or tokenizer.context_length
         if not context:
             raise ConfigError("the model does not tell its context length: set --context-length")
-        self.context_length = context
-        """Tokens that prompt and reply may have together."""
+        self._context, self._engine_context = context, engine_context
         self._unrecorded = RecentIds(settings.max_turns)
         self._continued = RecentIds(settings.max_turns)
         self._newest = NewestTurns(settings.max_turns)
@@ -94,6 +94,11 @@ class Gateway:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and reply may have together: the model's, or what its engine holds."""
+        return min(self._context, self._engine_context() or self._context)
 
     async def begin(
         self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], size: int

@@ -64,6 +64,11 @@ class PolicyAddress:
         version = self._endpoint.info.get("weight_version") if self._endpoint else None
         return None if version is None else str(version)
 
+    def context_length(self) -> int | None:
+        """Tokens that the engine takes, where the host tells."""
+        length = self._told.get("context_length")
+        return length if isinstance(length, int) else None
+
     def adapter(self) -> Adapter | None:
         """The weights to ask for, where the host serves them as adapters."""
         if "adapter" not in self._told:
@@ -174,6 +179,7 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             prompts=prompts,
             known=known,
             metrics=metrics,
+            engine_context=address.context_length,
         )
         gateway.restore(nodes)
         stack.push_async_callback(gateway.settle)

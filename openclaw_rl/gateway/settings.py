@@ -19,7 +19,8 @@ class GatewaySettings:
     `engine_url` None means: the address that a host publishes in the journal as `policy`, looked
     up again whenever the engine moves; what is at a fixed one speaks SGLang's `/generate`, unless
     the host says otherwise of it. `context_length` None means: what the model's own
-    configuration says. Times are in seconds, sizes in bytes.
+    configuration says. What the host says that the engine takes is never exceeded. Times are in
+    seconds, sizes in bytes.
     """
 
     model_path: str

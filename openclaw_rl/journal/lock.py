@@ -8,6 +8,7 @@ in use would stand for both.
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +20,8 @@ def hold(journal: Path, name: str, what: str) -> IO[bytes]:
     is closed or this process dies. Raises `ConfigError` where another process is."""
     journal = journal.expanduser()
     journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = journal.with_suffix(f".{name}.lock").open("ab")
+    path = journal.with_suffix(f".{name}.lock")
+    lock = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

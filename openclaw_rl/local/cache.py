@@ -72,7 +72,8 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return first if differ[first] else n
 
 
-def _round_up(tokens: int) -> int:
+def round_up(tokens: int) -> int:
+    """To whole blocks, as capacities are."""
     return -(-tokens // _BLOCK) * _BLOCK
 
 
@@ -127,7 +128,7 @@ class SlotPool:
                 return donor, length
             donor.busy = False
             return None
-        capacity = min(_round_up(len(wanted) + _HEADROOM), self.budget)
+        capacity = min(round_up(len(wanted) + _HEADROOM), self.budget)
         if capacity < len(wanted) or not self._make_room(capacity, keep=donor):
             # The donor itself may be what stands in the way.
             if donor is not None and not donor.busy and self._make_room(capacity):
@@ -149,9 +150,9 @@ class SlotPool:
         if length <= slot.capacity:
             return True
         free = self.budget - self.allocated
-        capacity = _round_up(max(length, slot.capacity + slot.capacity // 2))
+        capacity = round_up(max(length, slot.capacity + slot.capacity // 2))
         if capacity - slot.capacity > free and not self._make_room(capacity - slot.capacity):
-            capacity = _round_up(length)
+            capacity = round_up(length)
             if not self._make_room(capacity - slot.capacity):
                 return False
         grown = Slot(self.shape, capacity, self.dtype, self.device)

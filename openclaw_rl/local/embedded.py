@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from typing import Any
 
 import torch
 
-from openclaw_rl.errors import EngineError
+from openclaw_rl.errors import ConfigError, EngineError
+from openclaw_rl.local.cache import round_up
 from openclaw_rl.local.engine import EngineCore, EngineLimits
 from openclaw_rl.local.model import LoadedModel
 from openclaw_rl.local.server import EngineServer, serve_engine
+
+log = logging.getLogger("openclaw_rl.host")
 
 Announce = Callable[[str, str, dict[str, Any]], None]
 """Says in the journal where a role is served: role, address, what is known of it."""
@@ -28,9 +32,22 @@ class Embedded:
         self._args, self._loaded, self._announce_role = args, loaded, announce
         self.core = EngineCore(
             loaded,
-            limits=_limits(args, loaded),
+            limits=limits(args, loaded),
             threads=getattr(args, "engine_threads", None) or threads,
         )
+        wanted, holds = getattr(args, "context_length", None), self.core.context_length
+        if wanted and holds < wanted:
+            raise ConfigError(
+                f"--context-length {wanted}: the KV cache holds {holds} tokens: "
+                f"give --kv-tokens {round_up(wanted)} or more"
+            )
+        if not wanted and holds < loaded.context_length:
+            log.warning(
+                "[host] prompt and reply can have %d tokens together, not the model's %d: the KV "
+                "cache holds no more (--kv-tokens)",
+                holds,
+                loaded.context_length,
+            )
         self._server: EngineServer | None = None
         self.url: str | None = None
 
@@ -83,12 +100,23 @@ class Embedded:
             self._announce_role(role, f"{self.url}/base", {**info, "weight_version": "base"})
 
 
-def _limits(args: Namespace, loaded: LoadedModel) -> EngineLimits:
+_KV_SHARE = 0.35
+"""Of a card's memory that the weights leave free; the rest is for training steps. On 16 GB it gives
+a 4B model the 16,000 tokens of docs/memory.md."""
+
+
+def limits(args: Namespace, loaded: LoadedModel) -> EngineLimits:
+    """What the settings leave to us is chosen from the memory that is there."""
     default = EngineLimits()
     tokens = getattr(args, "engine_kv_tokens", None)
-    a_token = loaded.kv_shape.bytes_per_token(loaded.dtype)
+    kv_bytes = default.kv_bytes
+    if tokens:
+        kv_bytes = int(tokens) * loaded.kv_shape.bytes_per_token(loaded.dtype)
+    elif loaded.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(loaded.device)
+        kv_bytes = int(_KV_SHARE * free)
     return EngineLimits(
-        kv_bytes=int(tokens) * a_token if tokens else default.kv_bytes,
+        kv_bytes=kv_bytes,
         max_running=int(getattr(args, "engine_max_streams", None) or default.max_running),
         context_length=getattr(args, "context_length", None),
     )

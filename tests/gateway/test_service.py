@@ -6,10 +6,18 @@ import itertools
 import json
 import logging
 import threading
+import time
 
 import aiohttp
 import pytest
-from openai import APIError, AsyncOpenAI, AuthenticationError, NotFoundError, RateLimitError
+from openai import (
+    APIError,
+    AsyncOpenAI,
+    AuthenticationError,
+    BadRequestError,
+    NotFoundError,
+    RateLimitError,
+)
 
 from openclaw_rl import __version__
 from openclaw_rl.engine.chat import ChatTokenizer
@@ -308,6 +316,27 @@ async def test_the_turn_is_in_the_journal_before_the_client_sees_its_end(
 
 
 # -- restart and shutdown --------------------------------------------------------------------------
+
+
+async def test_clients_are_told_no_longer_context_than_the_engine_takes(tmp_path, model):
+    async with world(tmp_path, model) as served:
+
+        async def told():
+            return (await served.get("/v1/models"))["data"][0]["max_model_len"]
+
+        own = await told()
+        info = {"context_length": 48}
+        served.journal.publish("policy", served.engine.url, info, time.time())
+        await eventually(lambda: is_equal(told, 48))
+        with pytest.raises(BadRequestError, match="48"):
+            await served.chat("hi " * 40)
+        assert (await served.chat("hi", max_tokens=5)).finish_reason in ("stop", "length")
+        served.journal.publish("policy", served.engine.url, {"context_length": 10**6}, time.time())
+        await eventually(lambda: is_equal(told, own))
+
+
+async def is_equal(asked, value):
+    return await asked() == value
 
 
 async def test_a_second_gateway_of_the_same_journal_does_not_start(tmp_path, model):

@@ -22,6 +22,8 @@ import torch
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal, State, Verdict
 from openclaw_rl.local import checkpoint
+from openclaw_rl.local.cache import KVShape
+from openclaw_rl.local.embedded import limits
 from openclaw_rl.local.host import Host
 from tests.fakes.model import tiny_model
 from tests.journal.build import record
@@ -200,8 +202,21 @@ def test_misuse_is_said_before_anything_is_served(model_dir, tmp_path):
         Host(arguments(model_dir, tmp_path, save=None))
     with pytest.raises(ConfigError, match="cuda"):
         Host(arguments(model_dir, tmp_path, device="cuda:99"))
+    with pytest.raises(ConfigError, match="holds 128 tokens: give --kv-tokens 256"):
+        Host(arguments(model_dir, tmp_path, engine_kv_tokens=128, context_length=200))
     with pytest.raises(ConfigError, match="cannot load"):
         Host(arguments(tmp_path / "nothing", tmp_path))
+
+
+def test_the_cache_takes_its_share_of_what_a_card_has_left(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7_000_000_000, 16_000_000_000))
+    shape = KVShape(layers=36, heads=8, key_dim=128, value_dim=128)  # Qwen3-4B's
+    loaded = Namespace(kv_shape=shape, dtype=torch.bfloat16, device=torch.device("cuda"))
+    a_token = shape.bytes_per_token(torch.bfloat16)
+    assert 16_000 < limits(Namespace(), loaded).kv_bytes // a_token < 17_000
+    assert limits(Namespace(engine_kv_tokens=100), loaded).kv_bytes == 100 * a_token
+    loaded.device = torch.device("cpu")
+    assert limits(Namespace(), loaded).kv_bytes == 1 << 30
 
 
 def test_case_33_a_second_trainer_of_the_same_journal_does_not_start(model_dir, tmp_path):
@@ -210,7 +225,7 @@ def test_case_33_a_second_trainer_of_the_same_journal_does_not_start(model_dir, 
         with pytest.raises(ConfigError, match="another trainer is at work"):
             Host(args)
         lock = tmp_path / "journal.h.lock"
-        assert lock.stat().st_size == 0
+        assert (lock.stat().st_size, lock.stat().st_mode & 0o777) == (0, 0o600)
     with Running(args):  # free again, although the file is still there
         assert lock.exists()
 
