@@ -26,9 +26,9 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.dialect import Dialect, adapters_of
-from openclaw_rl.engine.refusals import NO_SUCH_PATH
+from openclaw_rl.engine.refusals import NO_SUCH_PATH, RETRIED_STATUS, Lost
 from openclaw_rl.engine.sse import EventLines
-from openclaw_rl.engine.transport import Lost, Transport
+from openclaw_rl.engine.transport import Transport
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, join
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
@@ -291,6 +291,7 @@ class EngineClient:
         """One request, one stream, up to its finish; Lost if there was none."""
         adapter, dialect = self._adapter(), self._dialect
         call.adapter = adapter
+        top = min(top, dialect.abilities.top_logprobs)  # fewer, rather than a refusal
         body, reader = dialect.generation(ids, sampling, call.engine_rid, adapter, top)
         lines = EventLines()
         call.tries += 1
@@ -357,6 +358,8 @@ class EngineClient:
         status, reason = answer
         if status == 404 and reason in NO_SUCH_PATH:
             raise EngineRefused(501, f"the engine has no {path}: was it started with adapters on?")
+        if status in RETRIED_STATUS:
+            raise EngineUnavailable(f"{path}: {reason} ({status})")
         if status >= 400:
             raise EngineRefused(status, f"{path}: {reason}")
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.engine.fastjson import loads
-from openclaw_rl.engine.refusals import reason_of, refusal
+from openclaw_rl.engine.refusals import Lost, passing, reason_of, refusal
 from openclaw_rl.engine.scores import are_ids, is_log_prob, read_top
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.errors import EngineError, EngineUnavailable
@@ -198,8 +198,10 @@ class ReplyReader:
         return Finish(kind, matched if isinstance(matched, int | str) else None)
 
 
-def broken_off(error: Any, payload: bytes, prompt_tokens: int) -> EngineError:
+def broken_off(error: Any, payload: bytes, prompt_tokens: int) -> EngineError | Lost:
     """The error that an event of a stream brings instead of tokens."""
+    if passing(reason_of(payload)):
+        return Lost("the engine has not loaded the adapter, or is about to end")
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and code >= 500:
         return EngineUnavailable(f"the engine broke off ({code}): {reason_of(payload)}")

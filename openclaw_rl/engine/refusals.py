@@ -26,8 +26,13 @@ _LIMITS = (
     re.compile(r"max_model_len=(\d+)"),
     re.compile(r"context (?:holds|window of|length:) (\d+)"),
 )
-_ADAPTER = re.compile(
-    r"^The model `[^`]*` does not exist|requested LoRA adapters are not loaded", re.IGNORECASE
+_PASSING = re.compile(
+    # An adapter that is not there (yet): vLLM, SGLang, SGLang since 0.5.
+    r"^The model `[^`]*` does not exist|requested LoRA adapters are not loaded|"
+    r"LoRA adapter that has never been loaded|"
+    # vLLM ends itself: its core died, its server still answers for a moment.
+    r"EngineCore encountered an issue",
+    re.IGNORECASE,
 )
 _TOTAL = re.compile(r"requested a total of (\d+) tokens")
 _OVERFLOW = re.compile(
@@ -36,6 +41,18 @@ _OVERFLOW = re.compile(
     r"context window|max_tokens must be at least 1, got 0",
     re.IGNORECASE,
 )
+
+
+class Lost(Exception):
+    """No finish came, but the same request may succeed elsewhere or later.
+
+    `faulty`: the engine answered with an error of its own (status 500), which may well be the
+    request's fault.
+    """
+
+    def __init__(self, reason: str, *, faulty: bool = False) -> None:
+        super().__init__(reason)
+        self.faulty = faulty
 
 
 def refusal(status: int, message: str, prompt_tokens: int) -> EngineRefused:
@@ -52,9 +69,11 @@ def refusal(status: int, message: str, prompt_tokens: int) -> EngineRefused:
     return EngineRefused(status, f"the engine refused the request ({status}): {message}")
 
 
-def adapter_missing(message: str) -> bool:
-    """Whether the engine lacks the adapter asked for: started anew, or about to load it."""
-    return _ADAPTER.search(message) is not None
+def passing(message: str) -> bool:
+    """Whether the engine says so between two lives: it lacks the adapter asked for (started anew,
+    or about to load it), or is about to end. The same request is then tried again, not counted
+    among those at which it fails."""
+    return _PASSING.search(message) is not None
 
 
 def reason_of(body: bytes) -> str:

@@ -114,8 +114,8 @@ async def _kind(said: str, url: str, http: aiohttp.ClientSession) -> str:
 async def _log_probs(url: str, http: aiohttp.ClientSession, candidates: int) -> Abilities:
     """Asks the same twice, at temperature 1 and 0.25: raw log-probs stay as far apart as they were,
     processed ones go four times as far. And how many candidates of a token it gives."""
-    # Believed at any temperature here: whether that holds is the question.
-    trusting = VLLM(replace(VLLM.abilities, any_temperature=True))
+    # Believed at any temperature and number: whether that holds is the question.
+    trusting = VLLM(replace(VLLM.abilities, any_temperature=True, top_logprobs=candidates))
     asked = EngineClient(trusting, url, http, wait_seconds=_WAIT_SECONDS)
     try:
         warm = await _first_token(asked, 1.0, candidates)

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.fastjson import dumps
-from openclaw_rl.engine.refusals import RETRIED_STATUS, adapter_missing, reason_of, refusal
+from openclaw_rl.engine.refusals import RETRIED_STATUS, Lost, passing, reason_of, refusal
 from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
 
 _POOL_SECONDS = 3.0
@@ -26,18 +26,6 @@ after 5 s (uvicorn, and so SGLang), and the first request after it would be lost
 _CONNECT_SECONDS, _ASK_SECONDS = 10.0, 5.0
 _DRAIN_SECONDS = 0.2
 """`[DONE]` follows the last event at once; a server that withholds it costs us the connection."""
-
-
-class Lost(Exception):
-    """No finish came, but the same request may succeed elsewhere or later.
-
-    `faulty`: the engine answered with an error of its own (status 500), which may well be the
-    request's fault.
-    """
-
-    def __init__(self, reason: str, *, faulty: bool = False) -> None:
-        super().__init__(reason)
-        self.faulty = faulty
 
 
 @dataclass(slots=True, eq=False)
@@ -281,8 +269,8 @@ async def _settle(response: aiohttp.ClientResponse) -> None:
 
 async def _raise_for(response: aiohttp.ClientResponse, prompt_tokens: int) -> None:
     reason = reason_of(await response.read())
-    if adapter_missing(reason):
-        raise Lost("the engine has not loaded the adapter")
+    if passing(reason):
+        raise Lost("the engine has not loaded the adapter, or is about to end")
     if response.status >= 500 or response.status in RETRIED_STATUS:
         faulty = response.status not in RETRIED_STATUS
         raise Lost(f"the engine is not ready ({response.status}): {reason}", faulty=faulty)

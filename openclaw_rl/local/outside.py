@@ -79,7 +79,11 @@ class Outside:
         """Names that the engine would not load: not tried again."""
         self._problems: dict[str, str] = {}
         """Names that are not at the engine, and why: told once."""
-        self._away, self._lost, self._looked = False, False, 0.0
+        self._away, self._lost, self._met, self._looked = False, False, True, 0.0
+        self._newest: Adapter | None = None
+        """The newest version, whose name took a reading of all its weights."""
+        self._said = ""
+        """What was wrong with an engine that answers, told once."""
         self.current: Adapter | None = None
         self.url: str | None = None
 
@@ -163,8 +167,10 @@ class Outside:
                 if self.current is not None and self.current.name not in held:
                     if not self._lost:  # else it is known, and tried again all the same
                         log.warning("[host] the engine lost version %s", self.current.version)
+                        self._lost, self._met = True, False
+                    if not self._met:
                         await self._meet_again()
-                        self._lost = True
+                        self._met = True
                     self._refused.clear()
                     if self.current != newest:
                         self._lost = not await self._load(self.current, held)
@@ -183,7 +189,7 @@ class Outside:
                 log.error("[host] %s", error)
                 return False
             if self._away:
-                self._away = False
+                self._away, self._said = False, ""
                 log.info("[host] the engine answers")
             if first and self.current is None:
                 why = "; ".join(self._problems.values()) or "no checkpoint can be read"
@@ -256,14 +262,16 @@ class Outside:
 
     def _adapter(self, version: int) -> Adapter | None:
         """The adapter of a checkpoint; None where it is gone (an older one than those kept)."""
-        if self.current is not None and self.current.version == str(version):
-            return self.current
+        for known in (self.current, self._newest):
+            if known is not None and known.version == str(version):
+                return known
         try:
             with (self._folder(version) / checkpoint.ADAPTER).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
         except OSError:
             return None
-        return Adapter(f"{self._run}-v{version}-{digest}", str(version))
+        self._newest = Adapter(f"{self._run}-v{version}-{digest}", str(version))
+        return self._newest
 
     def _folder(self, version: int) -> Path:
         return self._root / checkpoint.name_of(version)
@@ -311,8 +319,9 @@ class Outside:
             self._announce_role(role, self._engine_url, {**info, "weight_version": "base"})
 
     def _report_away(self, error: Exception) -> None:
-        if not self._away:
-            self._away = True
+        misfit = str(error) if isinstance(error, ConfigError) else ""
+        if not self._away or misfit not in ("", self._said):
+            self._away, self._said = True, misfit
             log.warning("[host] waiting for the engine at %s: %s", self._engine_url, error)
 
 

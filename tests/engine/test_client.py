@@ -157,6 +157,24 @@ async def test_case_03_other_refusals(fake: FakeEngine, client: EngineClient) ->
     assert fake.aborts == []
 
 
+DYING = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=500, message=DYING),
+        Fault(stream_error=DYING),
+        Fault(status=400, message="The following requested LoRA adapters are not loaded: later"),
+    ],
+)
+async def test_what_an_engine_says_between_two_lives_is_waited_out(
+    fake: FakeEngine, client: EngineClient, fault: Fault
+) -> None:
+    fake.faults += [fault] * 5
+    assert (await run(client)).ids == REPLY
+
+
 async def test_a_request_that_the_engine_fails_at_is_not_tried_for_ever(
     fake: FakeEngine, client: EngineClient
 ) -> None:

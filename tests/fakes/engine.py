@@ -145,6 +145,8 @@ class FakeEngine:
         self.unloaded: list[str] = []
         self.load_error: str | None = None
         """Why the next adapter cannot be loaded."""
+        self.load_status = 400
+        """The status beside it."""
         self.middlewares: list[Any] = []
         """What sees each request first, from the next start on."""
         self.slow_load = False
@@ -319,7 +321,7 @@ class FakeEngine:
         if error is None and body["lora_name"] in self.adapters:
             error = f"The lora adapter '{body['lora_name']}' has already been loaded."
         if error is not None:
-            return web.json_response({"error": {"message": error}}, status=400)
+            return web.json_response({"error": {"message": error}}, status=self.load_status)
         self.adapters[body["lora_name"]] = body["lora_path"]
         await self._notify()
         return web.Response(text="Success")
@@ -368,10 +370,9 @@ class FakeEngine:
         if fault.status is not None:
             return web.json_response({"error": {"message": fault.message}}, status=fault.status)
         adapter = request.body.get("lora_path")
-        if adapter is not None and adapter not in self.adapters:
-            error = f"The following requested LoRA adapters are not loaded: {adapter}"
-            return web.json_response({"error": {"message": error}}, status=400)
         error = fault.stream_error or self._too_long(len(request.ids), budget)
+        if adapter is not None and adapter not in self.adapters:
+            error = f"Got LoRA adapter that has never been loaded: {adapter}"
         if error and not request.body.get("stream"):
             return web.json_response({"error": {"message": error}}, status=400)
         if budget == 0:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.journal import Journal
+from openclaw_rl.journal import Journal, State
 from tests.fakes.vllm import FakeVLLM
 from tests.gateway.conftest import World, eventually, world
 
@@ -110,3 +110,17 @@ async def test_the_mismatch_of_the_last_batch_is_in_the_metrics(served: World) -
     }
     served.journal.publish("trainer", "", {**about, "truncated": None}, time.time())
     assert len(await gauges()) == 3, "without importance weights none is truncated"
+
+
+async def test_an_engine_that_gives_fewer_candidates_than_are_kept_serves_all_the_same(
+    tmp_path: Path, model: Path
+) -> None:
+    tokenizer = ChatTokenizer.load(str(model))
+    async with FakeVLLM(tokenizer=tokenizer, max_logprobs=2) as engine:
+        engine.adapters["name-1"] = "/1"
+        async with world(tmp_path, model, engine=engine, engine_url=None, top_k=3) as served:
+            announce(served.journal, engine.url, 1, abilities={"top_logprobs": 2})
+            engine.say("First.")
+            assert await ask(served) == "First."
+            assert engine.raw[0]["logprobs"] == 2
+            assert served.only_turn().state is State.WAITING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import threading
@@ -245,6 +246,52 @@ async def test_an_engine_started_anew_in_another_way_is_seen_and_told(
         assert "--logprobs-mode processed_logprobs" in caplog.text
         await stand.serving.close()
         stand.journal.close()
+
+
+async def test_an_engine_started_anew_that_takes_no_adapters_is_told_with_its_mend(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeVLLM(default_reply=REPLY) as fake:
+        stand = Stand(tmp_path, fake)
+        stand.save(0)
+        await stand.serving.start(0)
+        await fake.stop()
+        await stand.look()
+        fake.updating = False
+        await fake.start()
+        for _ in range(3):
+            await stand.look()
+        assert caplog.text.count("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == 1
+        assert caplog.text.count("the engine lost version 0") == 1
+        fake.updating = True
+        await stand.look()
+        assert list(fake.adapters) == [stand.policy()["adapter"]]
+        await stand.serving.close()
+        stand.journal.close()
+
+
+async def test_a_proxy_that_is_busy_for_a_moment_refuses_no_version(stand: Stand) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    stand.fake.load_error, stand.fake.load_status = "upstream timed out", 504
+    await stand.publish(1)
+    assert stand.policy()["weight_version"] == "0"
+    await stand.look()
+    assert stand.policy()["weight_version"] == "1"
+    assert "adapter_refused" not in stand.journal.fates().counters
+
+
+async def test_the_weights_of_a_refused_version_are_read_once(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.save(0)
+    await stand.serving.start(0)
+    stand.fake.load_error = "rank 64 is greater than max_lora_rank 16"
+    await stand.publish(1)
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    for _ in range(3):
+        await stand.look()
+    assert stand.policy()["refused"].endswith("max_lora_rank 16")
 
 
 async def test_a_smaller_context_at_the_engine_is_said_at_the_start(
