@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.gateway.feedback import turn_of_reply
 from openclaw_rl.journal import Journal, Turn
 from openclaw_rl.session.types import Message
-
-_REPLY_ID = "chatcmpl-"
-"""Before a turn's id in the id that clients see."""
 
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that command a terminal, and halves of characters, which it cannot print."""
@@ -65,7 +63,7 @@ def _inspect(journal: Journal, options: argparse.Namespace) -> int:
             owner = f" · owner {row.owner}" if row.owner else ""
             print(f"{_when(row.last)}  {row.session_id}{owner} · {states}")
         return 0
-    turn = journal.turn(options.id.removeprefix(_REPLY_ID))
+    turn = journal.turn(turn_of_reply(options.id))
     turn_ids = [turn.turn_id] if turn else journal.turn_ids(session_id=options.id)
     if not turn_ids:
         raise ConfigError(f"inspect: the journal has neither a turn nor a session {options.id!r}")

@@ -9,8 +9,8 @@ from openclaw_rl.session.types import Message
 from openclaw_rl.wire.errors import invalid
 from openclaw_rl.wire.request import read_object
 
-REPLY_PREFIXES = ("chatcmpl-", "msg_")
-"""What stands before the turn's id in the id of a reply."""
+_REPLY_PREFIXES = ("chatcmpl-", "msg_")
+"""What stands before the turn's id in the id of a reply, by dialect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,14 @@ class Feedback:
     session_id: str | None
     message: Message
     """The next state that the judge reads: role `feedback`, `thumb`, `score`, `content`."""
+
+
+def turn_of_reply(reply_id: str) -> str:
+    """The turn's id in the id of a reply, as clients see it; a bare one stays as it is."""
+    for prefix in _REPLY_PREFIXES:
+        if reply_id.startswith(prefix):
+            return reply_id.removeprefix(prefix)
+    return reply_id
 
 
 def parse_feedback(body: bytes) -> Feedback:
@@ -39,8 +47,7 @@ def parse_feedback(body: bytes) -> Feedback:
     if score is None and thumb is None and text is None:
         raise invalid(None, "give at least one of score, thumb and text")
     if turn_id is not None:
-        for prefix in REPLY_PREFIXES:
-            turn_id = turn_id.removeprefix(prefix)
+        turn_id = turn_of_reply(turn_id)
     message = {"role": "feedback", "thumb": thumb, "score": score, "content": text or ""}
     return Feedback(turn_id, session_id, message)
 

@@ -32,8 +32,15 @@ def test_inspect_lists_sessions_the_newest_first(data, capsys):
     assert "s1 · 1 ready, 1 waiting" in second
 
 
+@pytest.mark.parametrize("reply_id", ["s1-0", "chatcmpl-s1-0", "msg_s1-0"])
+def test_inspect_takes_the_id_that_a_client_saw(data, capsys, reply_id):
+    shown = run(data, capsys, "inspect", reply_id)
+    assert shown.count("turn s1-") == 1
+    assert "turn s1-0" in shown
+
+
 def test_inspect_shows_a_turns_fate_reward_and_next_state_but_no_text(data, capsys):
-    shown = run(data, capsys, "inspect", "chatcmpl-s1-0")
+    shown = run(data, capsys, "inspect", "s1-0")
     assert "turn s1-0" in shown
     assert "ready" in shown
     assert "reward +1" in shown
