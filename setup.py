@@ -11,7 +11,7 @@ BASE = [
     for line in (HERE / "requirements.txt").read_text().splitlines()
     if line and not line.startswith("#")
 ]
-LOCAL = ["torch>=2.6", "peft>=0.15", "safetensors>=0.5"]
+LOCAL = ["torch>=2.6", "numpy>=1.26", "peft>=0.15", "safetensors>=0.5"]
 QUICKSTART = ["openai>=2.0", "matplotlib>=3.8"]
 # What `openclaw-rl connect` installs into OpenClaw.
 PLUGIN = [f"plugins/openclaw/{name}" for name in

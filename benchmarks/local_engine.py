@@ -5,7 +5,7 @@
 Prompts are random ids of mixed lengths (nothing is shared between them), every reply has the same
 length, the adapter is on. Prefill is left out: the clock runs from the moment all streams have
 their first token. `--train` lets a second thread of the same process run forward and backward of
-the LoRA model all the while, as the local host does.
+the LoRA model all the while, as the embedded host does.
 """
 
 from __future__ import annotations

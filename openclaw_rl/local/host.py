@@ -1,4 +1,4 @@
-"""The local host: a trainer, and what serves its weights, in one process.
+"""The embedded host: a trainer, and what serves its weights, in one process.
 
 The weights are served by the embedded engine, over the trainer's own copy of the base
 (`embedded.py`), or as adapters by an engine outside (`outside.py`).
