@@ -7,11 +7,13 @@
 
 The trainer calls `custom_loss(args, batch, logits, sum_of_sample_mean)` for each micro-batch and
 goes backward from what it returns: the loss and a dict of detached scalars to log. `logits` is
-`[1, T, V]` over the samples laid end to end. `batch` has one entry a sample: `unconcat_tokens`,
-`total_lengths`, `response_lengths`, and per response token `advantages`, `log_probs` (the old
-policy), `rollout_log_probs`, `ref_log_probs`; `values` holds `TokenSignals` (token weights, teacher
-values). `sum_of_sample_mean` turns a `[number of response tokens]` tensor into the scalar; it masks
-and averages. Log the same names in every micro-batch.
+`[1, T, V]` over the entries of `batch` laid end to end. An entry is a turn on one machine, a sample
+(of one turn or several) on slime: `unconcat_tokens`, `total_lengths`, `response_lengths`, and per
+response token `advantages`, `log_probs` (the old policy), `rollout_log_probs`, `ref_log_probs`.
+`values` holds `TokenSignals` (token weights, teacher values): always on slime, on one machine with
+--opd-top-k only; without it the teacher is in `teacher_log_probs`, and all weights are 1.
+`sum_of_sample_mean` turns a `[number of response tokens]` tensor into the scalar; it masks and
+averages. Log the same names in every micro-batch.
 """
 
 import torch

@@ -8,9 +8,11 @@ message or the tools' results), `tools`, `session_id`, `turn_id`, `finish_reason
 is the reply as the model wrote it.
 
 Return a number (0 or None: nothing to learn), or a dict with any of `score`, `hint` (what the reply
-should have been told: the teacher scores it for you) and `teacher_log_probs`. An exception, a
-timeout or NaN drops that one turn, with the reason in `openclaw-rl status`. Raise
-`openclaw_rl.errors.EngineUnavailable` to have the turn judged again later.
+should have been told: the teacher scores it for you), and, if you ask a teacher yourself,
+`teacher_log_probs` (one a token of the reply) or `teacher_topk` (`{"ids": ..., "log_probs": ...}`,
+K a token; with --opd-top-k the only one that counts). An exception, a timeout or NaN drops that one
+turn, with the reason in `openclaw-rl status`. Raise `openclaw_rl.errors.EngineUnavailable` to have
+the turn judged again later.
 """
 
 from openclaw_rl.rewards import feedback

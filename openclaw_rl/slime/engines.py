@@ -73,7 +73,7 @@ def split(
     policy_per_engine: int,
     frozen: Sequence[Frozen],
 ) -> Layout:
-    """The layout for the asked shares; 0 for `actor_gpus` is half, for `rollout_gpus` the rest.
+    """The layout for the asked shares; 0 is what the other side leaves, for both sides half.
 
     Raises `ConfigError` where they do not fit.
     """

@@ -22,7 +22,11 @@ class SlimeConfig:
         env="MASTER_ADDR",
     )
     actor_gpus: int = setting(
-        0, "GPUs that train, in all (0: half)", flag="--actor-gpus", env="ACTOR_GPUS", low=0
+        0,
+        "GPUs that train, in all (0: half; where ROLLOUT_GPUS is given, the rest)",
+        flag="--actor-gpus",
+        env="ACTOR_GPUS",
+        low=0,
     )
     rollout_gpus: int = setting(
         0,
