@@ -122,7 +122,7 @@ def warnings(fates: Fates | None, engine: EngineState, journal_ok: bool) -> list
     elif engine == "waiting":
         found.append("the engine does not answer: requests wait for it")
     if fates is not None and fates.seen >= BIND_AFTER and fates.main == 0:
-        found.append("no turn was bound as main: nothing will be trained (see docs on sessions)")
+        found.append("no turn was bound as main: nothing will be trained (see docs/dialects.md)")
     elif fates is not None and fates.main >= BIND_AFTER and fates.unbound == fates.main:
         found.append("no turn is bound to a conversation: nothing will be judged or trained")
     return found
