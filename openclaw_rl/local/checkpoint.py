@@ -39,12 +39,13 @@ def save(
     root: Path, state: TrainState, model: Any, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
     """Write a checkpoint, make it durable, drop the oldest beyond `keep`; returns its folder."""
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)  # learnt from private conversations
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
     final = root / name_of(state.version)
     temporary = root / f".writing_{state.version:08d}_{os.getpid()}"
     for left in root.glob(".writing_*"):
         shutil.rmtree(left, ignore_errors=True)
-    temporary.mkdir()
+    # Learnt from private conversations; the root may have been there before, open to everybody.
+    temporary.mkdir(mode=0o700)
     try:
         # No look-up of the base model for resized embeddings: only the adapter is trained.
         model.save_pretrained(str(temporary), save_embedding_layers=False)

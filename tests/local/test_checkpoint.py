@@ -49,6 +49,16 @@ def test_only_their_owner_reads_them(tmp_path):
     assert root.stat().st_mode & 0o077 == 0
 
 
+def test_only_their_owner_reads_them_in_a_folder_that_was_there_before(tmp_path):
+    model = peft_model(dtype=torch.float32)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    root.chmod(0o755)
+    folder = checkpoint.save(root, TrainState(1, 0), model, optimizer_of(model), keep=3)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert root.stat().st_mode & 0o777 == 0o755, "not ours to change"
+
+
 def test_peft_itself_loads_it(tmp_path):
     from peft import PeftModel
 
