@@ -7,6 +7,7 @@ in use would stand for both.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -17,16 +18,21 @@ from openclaw_rl.errors import ConfigError
 
 def hold(journal: Path, name: str, what: str) -> IO[bytes]:
     """Be the only `what` ("trainer", "gateway") of `journal` under `name`, until the returned file
-    is closed or this process dies. Raises `ConfigError` where another process is."""
+    is closed or this process dies. Raises `ConfigError` where another one is, and where the file
+    cannot be locked at all (a file system without locks, a file of another user)."""
     journal = journal.expanduser()
-    journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = journal.with_suffix(f".{name}.lock")
-    lock = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
+        journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.ExitStack() as unless_held:
+            lock = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
+            unless_held.callback(lock.close)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unless_held.pop_all()
+            return lock
+    except BlockingIOError:
         raise ConfigError(
             f"another {what} is at work on {journal}: stop it, or give another --data"
         ) from None
-    return lock
+    except OSError as error:
+        raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
