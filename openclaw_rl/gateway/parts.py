@@ -228,16 +228,23 @@ async def _follow(
     """Look for the engine again and again, until cancelled. Where weights are adapters, say which
     ones requests use: the host unloads an old one when none does."""
     said: tuple[str, list[str]] | None = None
+    failed = ""
     while True:
         await asyncio.sleep(POLL_SECONDS)
-        await address.look()
-        adapter = address.adapter()
-        if adapter is None or said == (using := (adapter.name, sorted(engine.in_use))):
-            continue
-        info = {**about, "adapter": using[0], "in_use": using[1]}
-        with contextlib.suppress(OpenClawRLError):
-            await journal.write(partial(_publish_gateway, url, info))
-            said = using
+        try:
+            await address.look()
+            adapter = address.adapter()
+            if adapter is not None and said != (using := (adapter.name, sorted(engine.in_use))):
+                info = {**about, "adapter": using[0], "in_use": using[1]}
+                with contextlib.suppress(OpenClawRLError):
+                    await journal.write(partial(_publish_gateway, url, info))
+                    said = using
+            failed = ""
+        except Exception as error:  # ended by it, no new engine or version would ever be found
+            kind = type(error).__name__
+            if kind != failed:  # once, not at every look
+                log.error("looking for the engine failed (%s); it is tried again", kind)
+            failed = kind
 
 
 def _publish_gateway(url: str, info: dict[str, Any], journal: Journal) -> None:

@@ -109,7 +109,7 @@ class Database:
 
     def _undo(self, statements: tuple[str, ...]) -> None:
         for statement in statements:
-            if self._db.in_transaction:  # a full disk may have rolled back already
+            if self._db.in_transaction:  # a full or failing disk may have rolled back
                 self._db.execute(statement)
 
     @contextmanager
@@ -127,7 +127,7 @@ class Database:
             except sqlite3.Error as error:
                 raise JournalError(f"journal {self._path}: {error}") from error
             finally:
-                self._db.execute("ROLLBACK")
+                self._undo(("ROLLBACK",))
 
     def pragma(self, statement: str) -> int:
         """The number a PRAGMA answers with (0 where it answers nothing)."""

@@ -81,6 +81,22 @@ async def test_what_the_host_found_that_the_engine_can_do_is_known_here(
     assert bool(turn.output_logprobs) is processed
 
 
+async def test_what_nobody_expects_of_an_announcement_is_logged_and_the_next_one_is_found(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
+        engine.adapters |= {"name-1": "/1", "name-2": "/2"}
+        async with world(tmp_path, model, engine=engine, engine_url=None) as served:
+            announce(served.journal, engine.url, 1, abilities=["private"])  # no names in it
+            await eventually(lambda: "AttributeError" in caplog.text)
+            announce(served.journal, engine.url, 2)
+            await eventually(lambda: said(served.journal)[0] == "name-2")
+            engine.say("Fine.")
+            assert await ask(served) == "Fine."
+    assert "private" not in caplog.text
+    assert caplog.text.count("looking for the engine failed") == 1
+
+
 async def test_what_is_said_of_another_engine_does_not_count_at_a_fixed_address(
     tmp_path: Path, model: Path
 ) -> None:
