@@ -168,6 +168,7 @@ def _up(config: Config, words: list[str]) -> int:
 
     preflight.check_model(config)
     preflight.check_data(config)
+    preflight.check_engine_address(config)  # before what is there is asked what it is
     preflight.check_training(config)
     preflight.check_reward(config)
     preflight.check_reply_format(config)

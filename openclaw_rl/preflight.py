@@ -8,7 +8,9 @@ import importlib.util
 import os
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from openclaw_rl.config import is_loopback
 from openclaw_rl.engine.kinds import connections
 from openclaw_rl.engine.survey import survey
 from openclaw_rl.errors import ConfigError, EngineUnavailable
@@ -76,6 +78,22 @@ def check_port(host: str, port: int, flag: str) -> None:
             raise ConfigError(
                 f"{flag} {port}: cannot listen on {host}: {error.strerror}; choose another port"
             ) from error
+
+
+def check_engine_address(config: Config) -> None:
+    """Nobody may answer yet where --engine-cmd starts an engine on this machine: whatever it is, it
+    would be taken for that engine."""
+    place = urlsplit(config.engine.url)
+    host = place.hostname or ""
+    if not config.engine.command or not is_loopback(host):
+        return
+    port = place.port or (443 if place.scheme == "https" else 80)
+    # Not by binding: that fails as well while old connections to an engine linger.
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        raise ConfigError(
+            f"--engine-cmd: something listens at {config.engine.url} already: stop it, or leave "
+            "--engine-cmd away to use what runs there"
+        )
 
 
 def check_reward(config: Config) -> None:

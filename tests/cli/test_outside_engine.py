@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,57 @@ def test_what_does_not_fit_is_said_in_one_line(flags: dict[str, str], words: str
         preflight.check_engine(load_config(flags, {}, None))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> list[str]:
+    """A command line that is refused at the last check, before anything starts."""
+    model = tiny_tokenizer(tmp_path / "model")
+    return ["up", "--model", str(model), "--data", str(tmp_path / "data"),
+            "--custom-rm-path", "./none.py"]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_what_listens_already_is_not_taken_for_the_engine_that_is_started(
+    up: list[str], host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        url = f"http://{host}:{other.getsockname()[1]}"
+        assert main([*up, "--engine-url", url, "--engine-cmd", "sleep 60"]) == MISCONFIGURED
+    said = capsys.readouterr()
+    assert f"--engine-cmd: something listens at {url} already: stop it" in said.err
+    assert "leave --engine-cmd away" in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == "", "no process was started"
+
+
+def test_a_connection_to_an_engine_that_was_stopped_is_not_in_the_way(
+    up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as engine:
+        engine.bind(("127.0.0.1", 0))
+        engine.listen()
+        port = engine.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            engine.accept()[0].close()  # who closes first is left in TIME_WAIT
+            assert client.recv(1) == b""
+    with socket.socket() as probe, pytest.raises(OSError, match="in use"):
+        probe.bind(("127.0.0.1", port))
+    flags = ["--engine-url", f"http://127.0.0.1:{port}", "--engine-cmd", "sleep 60"]
+    assert main([*up, *flags]) == MISCONFIGURED
+    assert "there is no file" in capsys.readouterr().err, "the check after it"
+
+
+async def test_without_a_command_what_listens_is_the_engine() -> None:
+    async with FakeVLLM() as fake:
+        given = {"engine.url": fake.url}
+        preflight.check_engine_address(load_config(given, {}, None))
+        with pytest.raises(ConfigError, match="something listens"):
+            preflight.check_engine_address(
+                load_config({**given, "engine.command": "sleep 60"}, {}, None)
+            )
 
 
 CANNOT = [
