@@ -29,6 +29,10 @@ MISCONFIGURED = 2
 STOP_SECONDS = 15.0
 """Time a child gets to end streams and save before it is killed."""
 
+REST_SECONDS = 5.0
+"""Time for the rest of the output of a child that has ended: what it started may live on, and hold
+the pipe open for ever."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
 
 
@@ -57,7 +61,20 @@ def stop_with_parent() -> None:
 
 _LEASH = """
 import os, signal, subprocess, sys, threading
-child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+leash = os.getpid()
+try:
+    import ctypes
+    prctl = ctypes.CDLL(None).prctl
+except (ImportError, OSError, AttributeError):  # not on Linux
+    prctl = None
+def hang_on():
+    if prctl:
+        prctl(1, ctypes.c_ulong(signal.SIGKILL))  # PR_SET_PDEATHSIG
+        if os.getppid() != leash:  # it was killed before
+            os._exit(1)
+child = subprocess.Popen(
+    sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=hang_on
+)
 def end(number):
     try:
         os.killpg(child.pid, number)
@@ -83,7 +100,8 @@ end(signal.SIGKILL)
 sys.exit(1 if code else 0)
 """
 """Runs a program that knows nothing of us: ends it, and all that it started, when it is told to or
-when the supervisor is gone. It never ends with MISCONFIGURED: what 2 means is the program's own."""
+when the supervisor is gone. Where the leash itself is killed, the kernel kills the program (Linux),
+not what that started. It never ends with MISCONFIGURED: what 2 means is the program's own."""
 
 
 def leashed(name: str, command: str) -> Loop:
@@ -175,18 +193,22 @@ async def supervise(
 async def _run_once(
     loop: Loop, stop: asyncio.Event, at_once: asyncio.Event, emit: Callable[[str], None]
 ) -> int:
+    # A pipe of our own: with asyncio's, `wait()` lasts (Python 3.11) until everybody closed it.
+    output, theirs = os.pipe()
     try:
         child = await asyncio.create_subprocess_exec(
             *loop.command,
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=theirs,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which ends them
         )
     except OSError as error:
+        os.close(output)
         raise ConfigError(f"cannot start {loop.command[0]}: {error.strerror}") from error
-    assert child.stdout is not None
-    reading = asyncio.ensure_future(_relay(loop.name, child.stdout, emit))
+    finally:
+        os.close(theirs)
+    reading = asyncio.ensure_future(_relay(loop.name, output, emit))
     ended = asyncio.ensure_future(child.wait())
     stopping = asyncio.ensure_future(stop.wait())
     killing = asyncio.ensure_future(at_once.wait())
@@ -202,16 +224,25 @@ async def _run_once(
     code = await ended
     stopping.cancel()
     killing.cancel()
-    await reading
+    try:
+        await asyncio.wait_for(reading, REST_SECONDS)
+    except TimeoutError:
+        emit(f"[up] {loop.name} has ended, but something that it started lives on")
     return code
 
 
-async def _relay(name: str, stream: asyncio.StreamReader, emit: Callable[[str], None]) -> None:
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:  # a line longer than the buffer: its rest follows
-            continue
-        if not line:
-            return
-        emit(f"[{name}] {line.decode('utf-8', 'replace').rstrip()}")
+async def _relay(name: str, output: int, emit: Callable[[str], None]) -> None:
+    """Emit each line that comes out of the pipe `output`, and close it at its end."""
+    stream = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(output, "rb", 0)
+    )
+    with contextlib.closing(pipe):
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # a line longer than the buffer: its rest follows
+                continue
+            if not line:
+                return
+            emit(f"[{name}] {line.decode('utf-8', 'replace').rstrip()}")

@@ -1,15 +1,18 @@
 """The supervisor, with real processes: restart, misconfiguration, nothing left behind."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import shlex
 import signal
 import sys
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 
+from openclaw_rl import supervisor
 from openclaw_rl.supervisor import MISCONFIGURED, Loop, leashed, supervise
 
 
@@ -142,6 +145,73 @@ async def test_case_36_a_second_interrupt_ends_what_is_leashed_with_all_that_it_
     finally:
         asyncio.get_running_loop().remove_reader(held[0])
         os.close(held[0])
+
+
+@contextlib.contextmanager
+def end_of(pid: int) -> Iterator[asyncio.Event]:
+    """An event that is set once that process has ended."""
+    descriptor, gone = os.pidfd_open(pid), asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, gone.set)
+    try:
+        yield gone
+    finally:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def test_a_leash_that_is_killed_takes_what_it_holds_along_and_is_started_again():
+    lines: list[str] = []
+    stop = asyncio.Event()
+    ends: list[asyncio.Event] = []
+
+    def emit(line: str) -> None:
+        lines.append(line)
+        if not line.startswith("[engine] pids"):
+            return
+        program, leash = map(int, line.split()[2:])
+        if ends:
+            stop.set()
+            return
+        ends.append(opened.enter_context(end_of(program)))
+        os.kill(leash, signal.SIGKILL)
+
+    engine = leashed("engine", "sh -c 'echo pids $$ $PPID; exec sleep 60'")
+    with contextlib.ExitStack() as opened:
+        assert await asyncio.wait_for(supervise([engine], emit, stop=stop), 30) == 0
+        await asyncio.wait_for(ends[0].wait(), 5)
+    assert [line for line in lines if line.startswith("[up]")] == [
+        "[up] engine ended with status -9; starting it again in 0.5 s"
+    ]
+
+
+async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
+    """What the leashed program itself started: it is not ended with a leash that is killed."""
+    monkeypatch.setattr(supervisor, "REST_SECONDS", 0.3)
+    lines: list[str] = []
+    stop = asyncio.Event()
+    left: list[int] = []
+
+    def emit(line: str) -> None:
+        lines.append(line)
+        if not line.startswith("[engine] pids"):
+            return
+        started, leash = map(int, line.split()[2:])
+        if left:
+            stop.set()
+            return
+        left.append(os.pidfd_open(started))
+        os.kill(leash, signal.SIGKILL)
+
+    engine = leashed("engine", "sh -c 'sleep 60 & echo pids $! $PPID; wait'")
+    try:
+        assert await asyncio.wait_for(supervise([engine], emit, stop=stop), 30) == 0
+    finally:
+        signal.pidfd_send_signal(left[0], signal.SIGKILL)
+        os.close(left[0])
+    assert [line for line in lines if line.startswith("[up]")] == [
+        "[up] engine has ended, but something that it started lives on",
+        "[up] engine ended with status -9; starting it again in 0.5 s",
+    ]
 
 
 SUPERVISOR = """
