@@ -118,12 +118,12 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
 
     import torch
 
+    from openclaw_rl.hooks import Sample
     from openclaw_rl.local import data as d
     from openclaw_rl.local.learner import Learner
     from openclaw_rl.local.model import LoadedModel, LoraSpec
     from openclaw_rl.local.train_args import complete
     from openclaw_rl.rollout.train_data import convert
-    from openclaw_rl.sample import Sample
 
     loaded = LoadedModel.load(folder, device="cuda", dtype="bfloat16", lora=LoraSpec(rank=rank))
     with tempfile.TemporaryDirectory() as place:

@@ -19,8 +19,8 @@ from typing import Any, TextIO
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.gateway.feedback import turn_of_reply
-from openclaw_rl.journal import Journal, Turn
-from openclaw_rl.session.types import Message
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import Message, Turn
 
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that command a terminal, and halves of characters, which it cannot print."""

@@ -16,13 +16,13 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from openclaw_rl import preflight
-from openclaw_rl.connect import PROVIDER, OpenClaw, Served, plan_connect
-from openclaw_rl.connect.gateway import Asker, Reply
-from openclaw_rl.connect.install import is_connected
-from openclaw_rl.connect.json5 import get
-from openclaw_rl.connect.openclaw import TRIED
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.journal import Journal
+from openclaw_rl.openclaw import PROVIDER, OpenClaw, Served, plan_connect
+from openclaw_rl.openclaw.gateway import Asker, Reply
+from openclaw_rl.openclaw.install import is_connected
+from openclaw_rl.openclaw.json5 import get
+from openclaw_rl.openclaw.openclaw import TRIED
 from openclaw_rl.settings import Config, GatewayConfig
 from openclaw_rl.slime.engines import Frozen, split
 from openclaw_rl.slime.settings import SlimeConfig

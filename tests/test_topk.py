@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import TopK
 
 NAN = math.nan
 

@@ -29,11 +29,11 @@ from openclaw_rl.gateway.recent import Endings, NewestTurns, RecentIds
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings, view_of
-from openclaw_rl.journal.records import TurnRecord
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.session.types import NextState, NodeState, Placement
+from openclaw_rl.types import Turn
 from openclaw_rl.wire.errors import WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import END_THINK, ReplyEvent
@@ -249,7 +249,7 @@ class Gateway:
         now = self._clock()
         late = any(one in self._continued for one in self._tracker.overtaken_by(placement))
         over = self._endings.since(placement.session_id, turn.owner, turn.started)
-        record = TurnRecord(
+        record = Turn(
             turn_id=turn.turn_id,
             session_id=placement.session_id,
             source=placement.source,
@@ -287,9 +287,7 @@ class Gateway:
             self._unrecorded.add(turn.turn_id)
         self._log(turn, recorded)
 
-    def _writing(
-        self, record: TurnRecord, placement: Placement, now: float
-    ) -> Callable[[Journal], None]:
+    def _writing(self, record: Turn, placement: Placement, now: float) -> Callable[[Journal], None]:
         retried_id = placement.retried_id
         if retried_id in self._continued:  # meanwhile, so this request was no retry of it
             retried_id = None
@@ -323,7 +321,7 @@ class Gateway:
         self.journal_error = None
         return True
 
-    def _remember(self, turn: OpenTurn, record: TurnRecord) -> None:
+    def _remember(self, turn: OpenTurn, record: Turn) -> None:
         tokens = turn.prompt.ids + compact(turn.output_ids)
         known = KnownTurn(
             reply=record.reply,

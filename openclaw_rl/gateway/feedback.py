@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.session.types import Message
+from openclaw_rl.types import Message
 from openclaw_rl.wire.errors import invalid
 from openclaw_rl.wire.request import read_object
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from openclaw_rl.session.types import Message
+from openclaw_rl.types import Message
 
 OVERHEAD_BYTES = 1000
 """Python's objects around one entry, roughly; keeps tiny turns from being counted as free."""

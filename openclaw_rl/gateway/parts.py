@@ -28,10 +28,11 @@ from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.journal.lock import hold
-from openclaw_rl.journal.records import Endpoint, Turn
+from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
+from openclaw_rl.types import Turn
 from openclaw_rl.wire.formats import ReplyFormat, format_for
 
 log = logging.getLogger("openclaw_rl.gateway")

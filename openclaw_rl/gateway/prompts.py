@@ -19,8 +19,8 @@ from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
 from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.turn import Prompt
-from openclaw_rl.journal.records import Turn
-from openclaw_rl.session.types import Message, Placement
+from openclaw_rl.session.types import Placement
+from openclaw_rl.types import Message, Turn
 from openclaw_rl.wire.errors import prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import THINK

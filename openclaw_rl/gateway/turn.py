@@ -15,8 +15,8 @@ from openclaw_rl.engine.text import TextStream
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.gateway.auth import Caller
 from openclaw_rl.gateway.stops import StopCut
-from openclaw_rl.session.types import Message, Placement, RequestView
-from openclaw_rl.topk import TopK
+from openclaw_rl.session.types import Placement, RequestView
+from openclaw_rl.types import Message, TopK
 from openclaw_rl.wire.dialect import Ending, Usage
 from openclaw_rl.wire.reply import ReplyEvent, ReplyReader
 from openclaw_rl.wire.request import ChatRequest

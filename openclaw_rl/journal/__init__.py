@@ -8,10 +8,6 @@ from openclaw_rl.journal.records import (
     Output,
     ReadyTurn,
     SourceCount,
-    State,
-    Turn,
-    TurnRecord,
-    Verdict,
 )
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
@@ -26,8 +22,4 @@ __all__ = [
     "Output",
     "ReadyTurn",
     "SourceCount",
-    "State",
-    "Turn",
-    "TurnRecord",
-    "Verdict",
 ]

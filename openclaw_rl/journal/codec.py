@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import TopK
 
 
 def _little(values: array[Any]) -> array[Any]:

@@ -12,7 +12,7 @@ import sqlite3
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import turns
 from openclaw_rl.journal.part import JournalPart
-from openclaw_rl.journal.records import State, Turn, Verdict
+from openclaw_rl.types import State, Turn, Verdict
 
 MAX_ATTEMPTS = 20
 """How often a turn is given to a judge before it is dropped; with growing pauses, hours."""

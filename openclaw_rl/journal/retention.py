@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from openclaw_rl.journal import codec, turns
-from openclaw_rl.journal.records import Fates, SourceCount, State
+from openclaw_rl.journal.records import Fates, SourceCount
+from openclaw_rl.types import State
 
 CHUNK = 64
 """Turns deleted in one transaction: tens of milliseconds, for which others wait."""

@@ -20,8 +20,9 @@ from openclaw_rl.journal import codec, retention, turns
 from openclaw_rl.journal.database import Database
 from openclaw_rl.journal.judging import Judging
 from openclaw_rl.journal.leasing import Leasing
-from openclaw_rl.journal.records import Endpoint, Fates, SessionRow, Turn, TurnRecord
-from openclaw_rl.session.types import Message, NodeState
+from openclaw_rl.journal.records import Endpoint, Fates, SessionRow
+from openclaw_rl.session.types import NodeState
+from openclaw_rl.types import Message, Turn
 
 
 class Journal(Judging, Leasing):
@@ -63,7 +64,7 @@ class Journal(Judging, Leasing):
 
     # -- gateway ---------------------------------------------------------------------------
 
-    def record_turn(self, rec: TurnRecord) -> None:
+    def record_turn(self, rec: Turn) -> None:
         """Keep a finished turn. Raises `JournalError` if its id is known already."""
         with self._db.write() as db:
             turns.insert_turn(db, rec)

@@ -15,8 +15,8 @@ from typing import Any
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import codec
-from openclaw_rl.journal.records import Lineage, Output, State, Turn, TurnRecord, Verdict
-from openclaw_rl.session.types import Message
+from openclaw_rl.journal.records import Lineage, Output
+from openclaw_rl.types import Message, State, Turn, Verdict
 
 _TURN_COLUMNS = (
     "turn_id, session_id, source, owner, kind, kind_reason, state, reason, parent_id, "
@@ -51,7 +51,7 @@ class _Tail:
     history_sha: bytes
 
 
-def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
+def insert_turn(db: sqlite3.Connection, rec: Turn) -> None:
     tail = _tail(db, rec)
     if rec.shares_tokens and tail.base == 0:
         add_count(db, "count", "prefix_mismatch")
@@ -93,14 +93,14 @@ def insert_turn(db: sqlite3.Connection, rec: TurnRecord) -> None:
     add_count(db, "seen", rec.source)
 
 
-def _first_state(rec: TurnRecord) -> tuple[State, str]:
+def _first_state(rec: Turn) -> tuple[State, str]:
     if rec.kind == "side":
         return State.SIDE, ""
     reason = rec.drop_reason or _misfit(rec)
     return (State.DROPPED, reason) if reason else (State.WAITING, "")
 
 
-def _misfit(rec: TurnRecord) -> str:
+def _misfit(rec: Turn) -> str:
     """Why a turn cannot be trained as it came: nothing is padded or guessed to make it fit."""
     length = len(rec.output_ids)
     if length == 0:
@@ -116,7 +116,7 @@ def _misfit(rec: TurnRecord) -> str:
     return ""
 
 
-def _tail(db: sqlite3.Connection, rec: TurnRecord) -> _Tail:
+def _tail(db: sqlite3.Connection, rec: Turn) -> _Tail:
     """One pass over tokens and messages: at the parent's end the digests must be the parent's."""
     row = db.execute(
         "SELECT t.prompt_len + t.output_len, t.tokens_sha, t.history_sha, p.message_ids, "
@@ -154,7 +154,7 @@ def _system(messages: Sequence[Message]) -> int:
     return 1 if messages and messages[0].get("role") == "system" else 0
 
 
-def _message_ids(db: sqlite3.Connection, rec: TurnRecord, shared: Sequence[int]) -> list[int]:
+def _message_ids(db: sqlite3.Connection, rec: Turn, shared: Sequence[int]) -> list[int]:
     """Rows of the messages. Those shared with the parent need no look-up: the usual case, which
     spares 200 of them at turn 100."""
     start = _system(rec.messages) if shared else 0

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal.records import Endpoint, Fates, Turn, TurnRecord
+from openclaw_rl.journal.records import Endpoint, Fates
 from openclaw_rl.journal.store import Journal
-from openclaw_rl.session.types import Message, NodeState
+from openclaw_rl.session.types import NodeState
+from openclaw_rl.types import Message, Turn
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class AsyncJournal:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, action, self._reader)
 
-    def record_turn(self, rec: TurnRecord) -> asyncio.Future[None]:
+    def record_turn(self, rec: Turn) -> asyncio.Future[None]:
         return self.write(lambda journal: journal.record_turn(rec))
 
     def set_next_state(

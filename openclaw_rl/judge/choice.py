@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import TopK
 
 Candidates = Sequence[tuple[float, int]]
 Subset = Literal["student", "teacher", "overlap"]

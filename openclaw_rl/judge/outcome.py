@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.errors import HookError
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import TopK
 
 
 class BadReward(HookError):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.sample import Sample
+from openclaw_rl.hooks import Sample
 
 Message = Mapping[str, Any]
 

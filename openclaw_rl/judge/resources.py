@@ -20,6 +20,7 @@ from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.kinds import connections, dialect_of
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.hooks import Sample
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge import prompts, votes
@@ -28,8 +29,7 @@ from openclaw_rl.judge.llm import ChatLLM, EngineLLM, JudgeLLM, Tokenizer
 from openclaw_rl.judge.panel import Panel
 from openclaw_rl.judge.samples import reply_text
 from openclaw_rl.judge.teacher import HEADING, Teacher
-from openclaw_rl.sample import Sample
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import TopK
 
 Role = Literal["prm", "judge", "teacher"]
 

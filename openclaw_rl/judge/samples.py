@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from openclaw_rl.journal.records import Turn
+from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.prompts import text_of
-from openclaw_rl.sample import Sample
+from openclaw_rl.types import Turn
 
 
 def sample_of(turn: Turn, response: str) -> Sample:

@@ -23,11 +23,11 @@ from dataclasses import replace
 from typing import Any
 
 from openclaw_rl.errors import ConfigError, EngineError, EngineUnavailable, JournalError
-from openclaw_rl.journal.records import State, Turn, Verdict
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge.outcome import BadReward, Outcome, read_outcome
 from openclaw_rl.judge.resources import Resources
 from openclaw_rl.judge.samples import sample_of
+from openclaw_rl.types import State, Turn, Verdict
 
 log = logging.getLogger(__name__)
 

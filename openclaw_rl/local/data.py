@@ -19,7 +19,7 @@ from torch import Tensor
 
 from openclaw_rl.errors import HookError
 from openclaw_rl.losses.signals import TokenSignals
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import TopK
 
 RolloutData = dict[str, Any]
 """slime's names, one entry a sample: `tokens`, `total_lengths`, `response_lengths`, `loss_masks`,

@@ -26,13 +26,13 @@ from typing import Any, Protocol
 import torch
 
 from openclaw_rl.errors import ConfigError, HookError, JournalError
+from openclaw_rl.hooks import Sample
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local import data as d
 from openclaw_rl.local.checkpoint import TrainState
 from openclaw_rl.local.learner import Learner, StepReport
 from openclaw_rl.local.train_args import hook
 from openclaw_rl.rollout.train_data import convert, flatten, turn_ids
-from openclaw_rl.sample import Sample
 
 log = logging.getLogger("openclaw_rl.train")
 

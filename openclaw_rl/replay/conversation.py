@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.errors import OpenClawRLError
-from openclaw_rl.session.types import Message
+from openclaw_rl.types import Message
 
 
 class ReplayError(OpenClawRLError):

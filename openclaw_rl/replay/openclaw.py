@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.replay.conversation import Conversation
-from openclaw_rl.session.types import Message
+from openclaw_rl.types import Message
 
 Entry = Mapping[str, Any]
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
 from openclaw_rl.errors import EngineRefused
-from openclaw_rl.journal.records import TurnRecord
 from openclaw_rl.replay.conversation import Conversation
 from openclaw_rl.session.canonical import (
     Trace,
@@ -28,7 +27,7 @@ from openclaw_rl.session.canonical import (
     without_internal,
 )
 from openclaw_rl.session.kind import last_user, side_pattern
-from openclaw_rl.session.types import Message
+from openclaw_rl.types import Message, Turn
 from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import THINK
 
@@ -40,7 +39,7 @@ SOURCE = "replay"
 class PastTurn:
     """A turn and what followed it."""
 
-    record: TurnRecord
+    record: Turn
     next_state: tuple[Message, ...]
 
 
@@ -119,12 +118,12 @@ class _Parent:
     parent: _Parent | None
 
 
-def _record(past: Conversation, index: int, built: _Parent, created: float) -> TurnRecord:
+def _record(past: Conversation, index: int, built: _Parent, created: float) -> Turn:
     messages, reply = past.messages[:index], past.messages[index]
     history = read_history(messages)
     parent = built.parent
     session = past.session_id or _digest([past.messages[0], past.tools])
-    return TurnRecord(
+    return Turn(
         turn_id=built.turn_id,
         session_id=f"replay-{session}",
         source=SOURCE,

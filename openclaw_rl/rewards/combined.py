@@ -10,8 +10,8 @@ import asyncio
 from typing import Any
 
 from openclaw_rl.errors import EngineTooSlow
+from openclaw_rl.hooks import Sample
 from openclaw_rl.rewards import hindsight, prm
-from openclaw_rl.sample import Sample
 
 Answer = dict[str, Any] | Exception
 _PARTS = ("score", "hint", "teacher_log_probs", "teacher_topk")

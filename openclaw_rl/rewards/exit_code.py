@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.prompts import text_of
-from openclaw_rl.sample import Sample
 
 MAX_READ = 20_000
 """Characters read at each end of a result: reports stand at the end, error marks at the front."""

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.prompts import text_of
 from openclaw_rl.rewards.words import Opinion, read_opinion
-from openclaw_rl.sample import Sample
 
 _THUMBS = {"up": 1.0, "down": -1.0}
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.prompts import case_of
 from openclaw_rl.judge.resources import get_resources
 from openclaw_rl.judge.votes import choose_hints
-from openclaw_rl.sample import Sample
 
 
 async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:

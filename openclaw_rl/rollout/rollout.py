@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.hooks import Sample
 from openclaw_rl.journal import Fates, Journal, Output
 from openclaw_rl.rollout.batch import Choice, Rules, choose
 from openclaw_rl.rollout.samples import Built, build_samples
-from openclaw_rl.sample import Sample
 
 log = logging.getLogger("openclaw_rl.rollout")
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from openclaw_rl.hooks import Sample
 from openclaw_rl.journal.records import Lineage, Output
-from openclaw_rl.sample import Sample
 from openclaw_rl.session.segments import Segment, SegmentTurn, Span, build_segments
-from openclaw_rl.topk import NO_ID
+from openclaw_rl.types import NO_ID
 
 
 @dataclass(slots=True)

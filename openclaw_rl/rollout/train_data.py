@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.errors import HookError
-from openclaw_rl.sample import Sample
+from openclaw_rl.hooks import Sample
 
 
 def flatten(samples: Sequence[Any]) -> list[Sample]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from openclaw_rl.session.canonical import Trace, text_of
-from openclaw_rl.session.types import Kind, Message
+from openclaw_rl.types import Kind, Message
 
 _LINE = r"^(?:\[[^\]\n]{1,60}\]\s*)?"
 

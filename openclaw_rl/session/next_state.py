@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from openclaw_rl.session.canonical import History, Mark, Trace, without_internal
 from openclaw_rl.session.tree import Node
-from openclaw_rl.session.types import Kind, Message, NextState, RequestView
+from openclaw_rl.session.types import NextState, RequestView
+from openclaw_rl.types import Kind, Message
 
 
 def next_state_of(

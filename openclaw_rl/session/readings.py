@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from openclaw_rl.session.canonical import History
-from openclaw_rl.session.types import Message
+from openclaw_rl.types import Message
 
 Key = tuple[str, bool, str]
 

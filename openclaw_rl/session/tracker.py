@@ -31,14 +31,8 @@ from openclaw_rl.session.kind import last_user, named_kind, side_pattern, toolle
 from openclaw_rl.session.next_state import next_state_of
 from openclaw_rl.session.readings import Readings
 from openclaw_rl.session.tree import Node, Tree
-from openclaw_rl.session.types import (
-    Identity,
-    Kind,
-    Message,
-    NodeState,
-    Placement,
-    RequestView,
-)
+from openclaw_rl.session.types import Identity, NodeState, Placement, RequestView
+from openclaw_rl.types import Kind, Message
 
 _RETRY_SECONDS = 600.0
 """How long after a turn a request without any name may still be its client's retry. OpenClaw

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openclaw_rl.session.canonical import likeness
-from openclaw_rl.session.types import Kind, NodeState
+from openclaw_rl.session.types import NodeState
+from openclaw_rl.types import Kind
 
 
 @dataclass(slots=True, eq=False)

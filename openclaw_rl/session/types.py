@@ -1,16 +1,12 @@
-"""Plain values of the session room: no I/O, no torch, nothing of ours."""
+"""Plain values of the session package: no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-Message = Mapping[str, Any]
-"""A Chat Completions message: `role`, `content` (str or None), `reasoning_content`,
-`tool_calls` (arguments as the JSON text that was sent), `tool_call_id`."""
-
-Kind = Literal["main", "side"]
+from openclaw_rl.types import Kind, Message
 
 
 @dataclass(frozen=True, slots=True)

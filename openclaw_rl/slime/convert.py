@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.errors import HookError
+from openclaw_rl.hooks import Sample
 from openclaw_rl.rollout.train_data import convert, flatten
-from openclaw_rl.sample import Sample
 from openclaw_rl.slime.samples import is_filler
 
 if TYPE_CHECKING:

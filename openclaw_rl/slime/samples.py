@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.hooks import Sample
 from openclaw_rl.rollout import RolloutFnTrainOutput
-from openclaw_rl.sample import Sample
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

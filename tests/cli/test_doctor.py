@@ -9,9 +9,9 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.config import load_config
-from openclaw_rl.connect import OpenClaw, Served
 from openclaw_rl.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.journal import Fates, SourceCount
+from openclaw_rl.openclaw import OpenClaw, Served
 from tests.fakes.model import tiny_tokenizer
 from tests.gateway.conftest import world
 

@@ -23,7 +23,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.journal import State, Turn
+from openclaw_rl.types import State, Turn
 from tests.e2e import gates
 from tests.e2e.system import System
 from tests.fakes.model import tiny_model

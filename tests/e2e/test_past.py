@@ -5,7 +5,7 @@ import json
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.journal import State
+from openclaw_rl.types import State
 from tests.e2e.system import System
 from tests.fakes.model import tiny_model
 

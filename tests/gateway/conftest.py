@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.gateway.app import serving
 from openclaw_rl.gateway.settings import GatewaySettings
-from openclaw_rl.journal.records import Turn
 from openclaw_rl.journal.store import Journal
+from openclaw_rl.types import Turn
 from tests.fakes.engine import FakeEngine
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.templates import QWEN3_LIKE

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.journal import Journal, State
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import State
 from tests.fakes.vllm import FakeVLLM
 from tests.gateway.conftest import World, eventually, world
 

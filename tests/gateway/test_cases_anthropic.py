@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from openclaw_rl.journal.records import State
+from openclaw_rl.types import State
 from tests.fakes.engine import Fault, logprob_of
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.templates import SYSTEM_FIRST

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from openclaw_rl.journal.records import State
+from openclaw_rl.types import State
 from tests.gateway.conftest import world
 
 MAIN = {"X-Session-Id": "s1"}

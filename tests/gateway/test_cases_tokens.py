@@ -3,7 +3,7 @@
 import pytest
 from openai import InternalServerError
 
-from openclaw_rl.journal.records import State
+from openclaw_rl.types import State
 from tests.fakes.engine import EOS_ID, Fault, logprob_of
 from tests.gateway.conftest import whole_text, world
 

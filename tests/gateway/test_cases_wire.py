@@ -7,7 +7,7 @@ import logging
 import pytest
 from openai import BadRequestError
 
-from openclaw_rl.journal.records import State
+from openclaw_rl.types import State
 from tests.fakes.engine import EOS_ID, Fault, logprob_of
 from tests.gateway.conftest import eventually, whole_text, world
 

@@ -23,8 +23,8 @@ from openclaw_rl import __version__
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.gateway.app import run
-from openclaw_rl.journal.records import State
 from openclaw_rl.journal.store import Journal
+from openclaw_rl.types import State
 from tests.gateway.conftest import eventually, world
 
 SECRET_TEXT = "xylophone-armadillo"

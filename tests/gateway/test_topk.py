@@ -2,7 +2,7 @@
 
 import pytest
 
-from openclaw_rl.journal.records import State
+from openclaw_rl.types import State
 from tests.fakes.engine import Fault, candidates_of
 from tests.gateway.conftest import world
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from openclaw_rl.journal import Journal, State, TurnRecord, Verdict
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import State, Turn, Verdict
 
 USER = ({"role": "user", "content": "thanks"},)
 
 
-def record(turn_id: str = "t1", **given: Any) -> TurnRecord:
+def record(turn_id: str = "t1", **given: Any) -> Turn:
     output = list(given.pop("output_ids", [7, 8, 9]))
     fields: dict[str, Any] = {
         "turn_id": turn_id,
@@ -39,12 +40,12 @@ def record(turn_id: str = "t1", **given: Any) -> TurnRecord:
         "created": 100.0,
     }
     fields.update(given)
-    return TurnRecord(**fields)
+    return Turn(**fields)
 
 
-def chain(length: int, session_id: str = "s1", **given: Any) -> list[TurnRecord]:
+def chain(length: int, session_id: str = "s1", **given: Any) -> list[Turn]:
     """A conversation whose template keeps history: each prompt begins with all before it."""
-    turns: list[TurnRecord] = []
+    turns: list[Turn] = []
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}]
     tokens = [1000]
     for n in range(length):
@@ -73,7 +74,7 @@ def chain(length: int, session_id: str = "s1", **given: Any) -> list[TurnRecord]
     return turns
 
 
-def judged(journal: Journal, rec: TurnRecord, **verdict: Any) -> None:
+def judged(journal: Journal, rec: Turn, **verdict: Any) -> None:
     """Bring a turn to READY, with any field of its verdict."""
     journal.record_turn(rec)
     assert journal.set_next_state(rec.turn_id, USER, 200.0)

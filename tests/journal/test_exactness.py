@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.journal import Journal, TurnRecord
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import Turn
 from tests.journal.build import record
 
 texts = st.sampled_from(["", "a", "b", "\ud800", "中", '"],["', ","])
@@ -19,8 +20,8 @@ messages = st.builds(
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> list[TurnRecord]:
-    turns: list[TurnRecord] = []
+def trees(draw: st.DrawFn) -> list[Turn]:
+    turns: list[Turn] = []
     for n in range(draw(st.integers(1, 8))):
         parent = draw(st.sampled_from([None, *turns])) if turns else None
         history: list[Any] = []
@@ -55,7 +56,7 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def check(journal: Journal, turns: list[TurnRecord]) -> None:
+def check(journal: Journal, turns: list[Turn]) -> None:
     for rec in turns:
         turn = journal.turn(rec.turn_id)
         assert journal.tokens(rec.turn_id) == [*rec.prompt_ids, *rec.output_ids]

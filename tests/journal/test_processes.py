@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.journal import Journal, State
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import State
 
 ROLES = [("gateway", "g1"), ("gateway", "g2"), ("judge", "j1"), ("trainer", "h1"), ("watch", "w")]
 

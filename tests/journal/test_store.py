@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal import Journal, SourceCount, State, TurnRecord, Verdict, schema
-from openclaw_rl.topk import TopK
+from openclaw_rl.journal import Journal, SourceCount, schema
+from openclaw_rl.types import State, TopK, Turn, Verdict
 from tests.journal.build import chain, judged, record
 
 USER = ({"role": "user", "content": "thanks"},)
@@ -30,7 +30,7 @@ def journal(path: Path):
         yield opened
 
 
-def make_ready(journal: Journal, rec: TurnRecord, score: float = 1.0) -> None:
+def make_ready(journal: Journal, rec: Turn, score: float = 1.0) -> None:
     journal.record_turn(rec)
     assert journal.set_next_state(rec.turn_id, USER, 200.0)
     [claimed] = journal.claim("w", 1, 201.0, 60.0)
@@ -38,8 +38,8 @@ def make_ready(journal: Journal, rec: TurnRecord, score: float = 1.0) -> None:
     assert journal.write_verdict(rec.turn_id, "w", Verdict(score=score), 202.0) is State.READY
 
 
-def assert_same(turn, rec: TurnRecord) -> None:
-    for field in dataclasses.fields(TurnRecord):
+def assert_same(turn, rec: Turn) -> None:
+    for field in dataclasses.fields(Turn):
         got, want = getattr(turn, field.name), getattr(rec, field.name)
         if isinstance(want, (list, tuple)):
             got, want = list(got), list(want)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import time
 
-from openclaw_rl.journal import Journal, Verdict
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import Verdict
 from tests.journal.build import record
 
 FOLLOWS = ({"role": "user", "content": "and then?"},)

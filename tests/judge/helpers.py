@@ -13,10 +13,10 @@ from typing import Any
 
 from aiohttp import web
 
-from openclaw_rl.journal.records import TurnRecord
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge.resources import Resources
 from openclaw_rl.judge.worker import JudgeWorker
+from openclaw_rl.types import Turn
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
 
-def record(turn_id: str, **given: Any) -> TurnRecord:
+def record(turn_id: str, **given: Any) -> Turn:
     output = list(given.pop("output_ids", [11, 12, 2]))
     fields: dict[str, Any] = {
         "turn_id": turn_id,
@@ -56,7 +56,7 @@ def record(turn_id: str, **given: Any) -> TurnRecord:
         "rendered_sha": "x",
         "created": 100.0,
     }
-    return TurnRecord(**(fields | given))
+    return Turn(**(fields | given))
 
 
 def user(text: str) -> dict[str, Any]:

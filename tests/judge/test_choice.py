@@ -15,7 +15,7 @@ from openclaw_rl.judge.choice import (
     overlaps,
     teacher_list,
 )
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import TopK
 
 
 def student(*rows: list[int]) -> TopK:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.hooks import Sample
 from openclaw_rl.rewards.exit_code import custom_rm, score_results
-from openclaw_rl.sample import Sample
 
 
 def tool(content: Any, **more: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from examples.quickstart import user as quickstart
+from openclaw_rl.hooks import Sample
 from openclaw_rl.rewards.feedback import custom_rm, opinion_of
 from openclaw_rl.rewards.words import read_opinion
-from openclaw_rl.sample import Sample
 
 
 def feedback(**fields: Any) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from openclaw_rl.errors import EngineUnavailable
+from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.resources import Resources
 from openclaw_rl.judge.teacher import hinted_messages
 from openclaw_rl.rewards import combined, hindsight, prm
-from openclaw_rl.sample import Sample
 from tests.fakes.engine import FakeEngine, Fault, logprob_of
 from tests.fakes.model import tiny_tokenizer
 from tests.judge.helpers import FakeChat, make_args, user

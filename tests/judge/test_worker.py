@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from openclaw_rl.errors import EngineUnavailable
-from openclaw_rl.hooks import load_hook
-from openclaw_rl.journal.records import State
+from openclaw_rl.hooks import Sample, load_hook
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge import worker as worker_module
 from openclaw_rl.rewards import exit_code, feedback, prm
-from openclaw_rl.sample import Sample
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import State, TopK
 from tests.fakes.engine import FakeEngine, Fault, logprob_of
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.vllm import FakeVLLM

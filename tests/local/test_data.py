@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.hooks import Sample
 from openclaw_rl.local import data as d
 from openclaw_rl.local.train_args import complete
 from openclaw_rl.rollout.train_data import convert
-from openclaw_rl.sample import Sample
 from tests.local.tiny import conversation
 
 ARGS = Namespace()

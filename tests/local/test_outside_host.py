@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.journal import Journal, State, Verdict
+from openclaw_rl.journal import Journal
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local.host import _unless
+from openclaw_rl.types import State, Verdict
 from tests.fakes.vllm import FakeVLLM
 from tests.journal.build import record
 from tests.local.test_trainer_host import Running, arguments, model_dir, until

@@ -20,11 +20,12 @@ import pytest
 import torch
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.journal import Journal, State, Verdict
+from openclaw_rl.journal import Journal
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local.cache import KVShape
 from openclaw_rl.local.embedded import limits
 from openclaw_rl.local.host import Host
+from openclaw_rl.types import State, Verdict
 from tests.fakes.model import tiny_model
 from tests.journal.build import record
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from openclaw_rl.hooks import Sample
 from openclaw_rl.local.train_args import complete
-from openclaw_rl.sample import Sample
 
 VOCAB = 61
 

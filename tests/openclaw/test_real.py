@@ -21,7 +21,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.journal import Fates, State, Turn
+from openclaw_rl.journal import Fates
+from openclaw_rl.types import State, Turn
 from tests.e2e.system import System
 from tests.fakes.engine import EOS_ID, FakeEngine, Request, logprob_of
 from tests.fakes.model import tiny_model

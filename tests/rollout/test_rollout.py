@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from openclaw_rl.errors import ConfigError, HookError
-from openclaw_rl.journal import Journal, State
+from openclaw_rl.hooks import Sample
+from openclaw_rl.journal import Journal
 from openclaw_rl.rollout import generate_rollout
-from openclaw_rl.sample import Sample
-from openclaw_rl.topk import TopK
+from openclaw_rl.types import State, TopK
 from tests.journal.build import chain, judged, record
 
 

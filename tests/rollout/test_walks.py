@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.journal import State, Turn, Verdict
+from openclaw_rl.hooks import Sample
 from openclaw_rl.rollout import generate_rollout
-from openclaw_rl.sample import Sample
+from openclaw_rl.types import State, Turn, Verdict
 from tests.fakes.engine import Request
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.templates import CHATML, QWEN3_LIKE

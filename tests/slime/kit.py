@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openclaw_rl.journal import Journal, TurnRecord
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import Turn
 from tests.journal.build import judged, record
 
 VOCAB, HIDDEN = 29, 7
@@ -84,7 +85,7 @@ class Router:
         self._thread.join()
 
 
-def conversations(seed: int, sessions: int = 3, length: int = 6) -> list[tuple[TurnRecord, dict]]:
+def conversations(seed: int, sessions: int = 3, length: int = 6) -> list[tuple[Turn, dict]]:
     """Turns with their verdicts: sessions that keep their history, that fork, whose turns carry
     no signal here and there (context only), with and without a teacher."""
     rng = random.Random(seed)
@@ -92,9 +93,9 @@ def conversations(seed: int, sessions: int = 3, length: int = 6) -> list[tuple[T
     def ids(n: int) -> list[int]:
         return [rng.randrange(VOCAB) for _ in range(n)]
 
-    found: list[tuple[TurnRecord, dict]] = []
+    found: list[tuple[Turn, dict]] = []
     for session in range(sessions):
-        turns: list[TurnRecord] = []
+        turns: list[Turn] = []
         for n in range(rng.randint(1, length)):
             fork = rng.random() < 0.2
             parent = None if not turns else rng.choice(turns) if fork else turns[-1]
@@ -122,7 +123,7 @@ def conversations(seed: int, sessions: int = 3, length: int = 6) -> list[tuple[T
     return found
 
 
-def fill_journal(path: Path, turns: Sequence[tuple[TurnRecord, dict]]) -> list[str]:
+def fill_journal(path: Path, turns: Sequence[tuple[Turn, dict]]) -> list[str]:
     """Record and judge; the ids of the ready ones."""
     with Journal.open(path) as journal:
         for turn, verdict in turns:
@@ -203,7 +204,7 @@ def tensors(data: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def unmerged(turns: Sequence[tuple[TurnRecord, dict]], ready: Sequence[str]) -> dict[str, Any]:
+def unmerged(turns: Sequence[tuple[Turn, dict]], ready: Sequence[str]) -> dict[str, Any]:
     """The same turns as samples of their own, as stock slime would take them: a rollout each,
     every output token trained with the turn's reward, no signals of ours."""
     kept = [(turn, verdict) for turn, verdict in turns if turn.turn_id in set(ready)]

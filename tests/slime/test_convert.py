@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from openclaw_rl.errors import HookError
-from openclaw_rl.sample import Sample
+from openclaw_rl.hooks import Sample
 from openclaw_rl.slime import compute_advantages, convert_samples_to_train_data
 from openclaw_rl.slime.samples import Shape, fill
 from tests.slime.kit import tensors

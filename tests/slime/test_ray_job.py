@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from openclaw_rl.journal import Journal, State
+from openclaw_rl.journal import Journal
 from openclaw_rl.slime.rollout import HOST, Run
+from openclaw_rl.types import State
 from tests.e2e.system import free_port
 from tests.e2e.talkers import Talkers
 from tests.fakes.model import tiny_tokenizer

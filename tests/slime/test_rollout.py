@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.hooks import Sample
 from openclaw_rl.journal import Journal
-from openclaw_rl.sample import Sample
 from openclaw_rl.slime import generate_rollout
 from openclaw_rl.slime.rollout import HOST, Run, saved_rollout, trained_through
 from openclaw_rl.slime.samples import Shape, fill

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.connect.json5 import append, get, parse, remove, remove_item, set_value
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.openclaw.json5 import append, get, parse, remove, remove_item, set_value
 
 COMMENTED = """\
 // my agents

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.connect import PROVIDER, OpenClaw, Served, plan_connect, plan_undo
-from openclaw_rl.connect.install import backup_path, plugin_dir
-from openclaw_rl.connect.json5 import parse
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.openclaw import PROVIDER, OpenClaw, Served, plan_connect, plan_undo
+from openclaw_rl.openclaw.install import backup_path, plugin_dir
+from openclaw_rl.openclaw.json5 import parse
 
 SERVED = Served("http://127.0.0.1:30000/v1", "tiny", 32768, 8192, "our-secret")
 EXISTING = """\

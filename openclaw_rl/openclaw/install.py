@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openclaw_rl
-from openclaw_rl.connect import change
-from openclaw_rl.connect.json5 import get, parse, strings
-from openclaw_rl.connect.openclaw import OpenClaw
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.openclaw import change
+from openclaw_rl.openclaw.json5 import get, parse, strings
+from openclaw_rl.openclaw.openclaw import OpenClaw
 
 _SECRET = re.compile(r"key|token|secret|pass|auth|cookie|credential|headers", re.I)
 """Names of what is not shown even of our own entry: a person may have added to it."""

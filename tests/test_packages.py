@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md: who may import whom."""
+"""The packages of docs/architecture.md: who may import whom."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "openclaw_rl"
-SHARED = {"errors", "sample", "hooks", "topk"}
+SHARED = {"errors", "hooks", "types"}
 MAY_IMPORT = {
     "wire": set(),
     "session": set(),
@@ -26,8 +26,8 @@ MAY_IMPORT = {
         *("journal", "judge", "rollout", "losses", "setting", "settings", "supervisor"),
         *("config", "hook_args", "preflight"),  # the launcher, a command line of its own
     },
-    "connect": set(),
     "local": {"journal", "engine", "judge", "rollout", "losses"},
+    "openclaw": set(),
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"losses", "local", "slime"}
 
@@ -44,10 +44,10 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_a_room_imports_only_what_it_may(room):
-    allowed = MAY_IMPORT[room] | SHARED | {room}
-    for path in (ROOT / room).rglob("*.py"):
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_package_imports_only_what_it_may(package):
+    allowed = MAY_IMPORT[package] | SHARED | {package}
+    for path in (ROOT / package).rglob("*.py"):
         for name in imports(path):
             parts = name.split(".")
             if parts[0] == "openclaw_rl" and len(parts) > 1 and parts[1] != "__version__":
@@ -58,21 +58,23 @@ def test_the_docs_say_who_may_import_whom():
     text = (ROOT.parent / "docs" / "architecture.md").read_text()
     cells = re.findall(r"^\| `(\w+)/` \|.*\| ([^|]+) \|$", text, re.M)
     modules = set(MAY_IMPORT) | {path.stem for path in ROOT.glob("*.py")}
-    told = {room: set(re.findall(r"\w+", cell)) & modules - SHARED for room, cell in cells}
+    told = {package: set(re.findall(r"\w+", cell)) & modules - SHARED for package, cell in cells}
     assert told == MAY_IMPORT
 
 
-@pytest.mark.parametrize("room", sorted(WITHOUT_TORCH))
-def test_these_rooms_need_no_torch(room):
-    for path in (ROOT / room).rglob("*.py"):
+@pytest.mark.parametrize("package", sorted(WITHOUT_TORCH))
+def test_these_packages_need_no_torch(package):
+    for path in (ROOT / package).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & {"torch", "peft"}, path.relative_to(ROOT)
 
 
-def test_every_room_is_listed_and_has_a_readme():
-    rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
-    assert rooms == set(MAY_IMPORT)
-    assert not [room for room in sorted(rooms) if not (ROOT / room / "README.md").is_file()]
+def test_every_package_is_listed_and_has_a_readme():
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
+    assert packages == set(MAY_IMPORT)
+    assert not [
+        package for package in sorted(packages) if not (ROOT / package / "README.md").is_file()
+    ]
 
 
 def test_only_the_edge_reads_the_environment():

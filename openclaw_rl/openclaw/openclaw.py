@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.connect.json5 import get, parse
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.openclaw.json5 import get, parse
 
 TRIED = ("2026.3.23-2", "2026.9.6")
 """Versions that our tests ran with."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.connect.change import Served
-from openclaw_rl.connect.json5 import get
+from openclaw_rl.openclaw.change import Served
+from openclaw_rl.openclaw.json5 import get
 
 _SECONDS = 5.0
 _PROBE_SECONDS = 60.0

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw_rl.connect.json5 import append, get, parse, remove, remove_item, set_value
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.openclaw.json5 import append, get, parse, remove, remove_item, set_value
 
 PROVIDER = "openclaw-rl"
 """Id of provider and plugin."""

@@ -1,7 +1,0 @@
-"""Connects an installed OpenClaw to the gateway: its configuration entry and our plugin."""
-
-from openclaw_rl.connect.change import PROVIDER, Served
-from openclaw_rl.connect.install import Change, plan_connect, plan_undo
-from openclaw_rl.connect.openclaw import OpenClaw
-
-__all__ = ["PROVIDER", "Change", "OpenClaw", "Served", "plan_connect", "plan_undo"]
