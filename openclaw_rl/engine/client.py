@@ -136,9 +136,11 @@ class EngineClient:
         rid: str,
         routing_key: str | None = None,
         top_logprobs: int = 0,
+        stream: bool = True,
         on_wait: OnWait | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Streams the reply to `ids`. Use it under `contextlib.aclosing`.
+        """Streams the reply to `ids`. Use it under `contextlib.aclosing`. `stream` False: nobody
+        reads along, so the engine may give its tokens in few large deltas, which costs less.
 
         `sampling` goes to the engine as `sampling_params`; `max_new_tokens` (at least 1) is
         required. `rid` must be unique and of a fixed length: engines abort by prefix.
@@ -168,6 +170,7 @@ class EngineClient:
                     _left_of(sampling, budget, len(got)),
                     routing_key,
                     top_logprobs,
+                    stream,
                 )
                 try:
                     async with aclosing(attempt) as deltas:
@@ -287,12 +290,13 @@ class EngineClient:
         sampling: dict[str, Any],
         routing_key: str | None,
         top: int,
+        stream: bool,
     ) -> AsyncGenerator[Delta, None]:
         """One request, one stream, up to its finish; Lost if there was none."""
         adapter, dialect = self._adapter(), self._dialect
         call.adapter = adapter
         top = min(top, dialect.abilities.top_logprobs)  # fewer, rather than a refusal
-        body, reader = dialect.generation(ids, sampling, call.engine_rid, adapter, top)
+        body, reader = dialect.generation(ids, sampling, call.engine_rid, adapter, top, stream)
         lines = EventLines()
         call.tries += 1
         fresh = call.tries > 1

@@ -35,9 +35,10 @@ class Dialect(Protocol):
         rid: str,
         adapter: Adapter | None,
         top: int,
+        stream: bool = True,
     ) -> tuple[dict[str, Any], Reader]:
         """The request for a stream, and the reader of what it brings. Raises EngineRefused for
-        parameters that the engine lacks."""
+        parameters that the engine lacks. `stream` False: in few large events."""
         ...
 
     def scoring(

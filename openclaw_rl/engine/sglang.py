@@ -12,6 +12,10 @@ from openclaw_rl.engine.types import Abilities, Adapter, Scores
 from openclaw_rl.errors import EngineError
 
 
+_LARGE_PIECE = 256
+"""Tokens of an event where nobody reads along: what a lost connection may cost."""
+
+
 class SGLang:
     """See `Dialect`. The version of a token is the adapter's that was asked for; without one, what
     the engine says."""
@@ -33,6 +37,7 @@ class SGLang:
         rid: str,
         adapter: Adapter | None,
         top: int,
+        stream: bool = True,
     ) -> tuple[dict[str, Any], Reader]:
         body: dict[str, Any] = {
             "stream": True,
@@ -41,6 +46,8 @@ class SGLang:
             "input_ids": list(ids),
             "sampling_params": dict(sampling),
         }
+        if not stream:
+            body["sampling_params"]["stream_interval"] = _LARGE_PIECE
         if top:
             body["top_logprobs_num"] = top
         if adapter is not None:

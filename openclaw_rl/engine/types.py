@@ -116,8 +116,12 @@ class Engine(Protocol):
         rid: str,
         routing_key: str | None = None,
         top_logprobs: int = 0,
+        stream: bool = True,
         on_wait: OnWait | None = None,
-    ) -> AsyncGenerator[Delta, None]: ...
+    ) -> AsyncGenerator[Delta, None]:
+        """The reply to `ids`, whole in the end. `stream` False: nobody reads along, so the tokens
+        may come in few large deltas, which costs less."""
+        ...
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]: ...
 

@@ -79,6 +79,7 @@ class VLLM:
         rid: str,
         adapter: Adapter | None,
         top: int,
+        stream: bool = True,
     ) -> tuple[dict[str, Any], Reader]:
         body = {
             **_DEFAULTS,

@@ -686,3 +686,16 @@ def test_deltas_join_only_where_nothing_is_lost() -> None:
     assert join(a, Delta([2], None, "0")) is None
     assert join(Delta([1], None, "0"), b) is None
     assert join(a, Delta([2], [-0.2], "0", top=[[(-0.2, 2)]])) is None
+
+
+async def test_a_reply_that_nobody_reads_along_comes_in_few_pieces(
+    fake: FakeEngine, client: EngineClient
+) -> None:
+    fake.replies.append([50 + at % 40 for at in range(200)] + [EOS_ID])
+    wanted = list(fake.replies[0])
+    fake.faults.append(Fault(bump_version_at=1, abort_after=150))
+    deltas = client.generate(PROMPT, params(500), rid=next(_rids), stream=False)
+    got = [delta async for delta in deltas]
+    assert [token for delta in got for token in delta.ids] == wanted
+    assert len(got) <= 4, "two of each try: its first token, and the rest"
+    assert len(fake.requests[1].ids) == len(PROMPT) + 150, "what was there before the abort is kept"

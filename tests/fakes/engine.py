@@ -443,7 +443,8 @@ class FakeEngine:
                     request.finish = {"type": "stop", "matched": token}
                 elif len(request.sent) >= budget and not fault.ignore_budget:
                     request.finish = {"type": "length", "length": budget}
-            full = len(request.sent) - shown >= self.tokens_per_chunk
+            interval = request.sampling.get("stream_interval") or self.tokens_per_chunk
+            full = len(request.sent) - shown >= (interval if shown else 1)
             if request.finish is not None or (full and not whole):
                 yield self._event(request, fault, shown, versions)
                 request.written = shown = len(request.sent)
