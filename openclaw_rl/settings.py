@@ -306,11 +306,11 @@ class TrainConfig:
     weight_decay: float = _setting(0.0, "Adam's weight decay", flag="--weight-decay", low=0)
     clip_grad: float = _setting(1.0, "largest gradient norm", flag="--clip-grad", low=0)
     max_grad_norm_skip: float = _setting(
-        100.0, "no step beyond this gradient norm", flag="--max-grad-norm-skip", low=0
+        100.0, "no step beyond this gradient norm (0: no limit)", flag="--max-grad-norm-skip", low=0
     )
     max_logprob_diff: float = _setting(
         1.0,
-        "no step where engine and trainer differ more",
+        "no step where the log-probs of engine and trainer differ more, in the mean (0: no limit)",
         flag="--max-logprob-diff",
         low=0,
     )

@@ -123,10 +123,9 @@ def load_newest(
             continue
         weights, moments = loaded
         _apply(folder, model, weights)
-        try:
-            optimizer.load_state_dict(moments)
-        except ValueError as error:
-            raise ConfigError(f"{folder}: the optimiser state does not fit: {error}") from error
+        # The moments only: learning rate, betas and weight decay are the settings' of this start.
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": moments["state"], "param_groups": groups})
         return state, folder, bad
     return TrainState(), None, bad
 

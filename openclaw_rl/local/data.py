@@ -113,6 +113,17 @@ def default_advantages(data: RolloutData) -> None:
     data["returns"] = [a.clone() for a in advantages]
 
 
+def steps_of(data: RolloutData, steps: int) -> list[list[int]]:
+    """The samples of each optimiser step: as the rollout split its turns (`data["steps"]`), before
+    it merged them into samples; without a word of it, `steps` parts of the samples."""
+    count = len(data["tokens"])
+    of_sample = data.get("steps") or [i * min(steps, count) // count for i in range(count)]
+    found: dict[int, list[int]] = {}
+    for i, step in enumerate(of_sample):
+        found.setdefault(step, []).append(i)
+    return [found[step] for step in sorted(found)]
+
+
 def units_of(data: RolloutData, samples: Sequence[int], piece: int) -> tuple[list[Unit], int]:
     """`(units, count)` of the given samples: what is trained, and how many shares the loss has.
 

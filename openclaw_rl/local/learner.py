@@ -10,7 +10,6 @@ Memory: one micro-batch of activations, and `loss_chunk_tokens` rows of logits w
 
 from __future__ import annotations
 
-import itertools
 import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -86,17 +85,15 @@ class Learner:
 
     def learn(self, data: d.RolloutData) -> list[StepReport]:
         """Train on one rollout: `args.num_steps_per_rollout` steps. Raises `HookError`."""
-        total = len(data["tokens"])
-        steps = min(self.args.num_steps_per_rollout, total) or 1
-        if self.advantage_hook is not None or steps > 1:
+        steps = d.steps_of(data, self.args.num_steps_per_rollout)
+        if self.advantage_hook is not None or len(steps) > 1:
             self._prepare(data)
         if self.advantage_hook is None:
             d.default_advantages(data)
         else:
             _call(self.advantage_hook, "--custom-advantage-function-path", self.args, data)
             _check_advantages(data)
-        bounds = [total * k // steps for k in range(steps + 1)]
-        return [self._step(data, list(range(a, b))) for a, b in itertools.pairwise(bounds)]
+        return [self._step(data, samples) for samples in steps]
 
     # -- one step ----------------------------------------------------------------------------------
 
@@ -127,9 +124,9 @@ class Learner:
             report.skipped = "grad_not_finite"
         elif report.grad_norm == 0:
             report.skipped = "no_gradient"  # Adam's momentum would move the weights all the same
-        elif report.grad_norm > args.max_grad_norm_skip:
+        elif report.grad_norm > (args.max_grad_norm_skip or math.inf):
             report.skipped = "grad_norm"
-        elif not report.logprob_diff <= args.max_logprob_diff:
+        elif not report.logprob_diff <= (args.max_logprob_diff or math.inf):
             report.skipped = "logprob_diff"
         else:
             self.optimizer.step()

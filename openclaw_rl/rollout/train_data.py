@@ -31,9 +31,10 @@ def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
     """Default conversion (the contract of `--custom-convert-samples-to-train-data-path`).
 
     slime's keys, `turns`: for each sample the list of `{"start", "end", "reward"}` in response
-    coordinates (None where a sample names none: then its reward covers its response), and where a
-    sample has one, `topk`: each sample's `metadata["topk"]`. Raises
-    `HookError` where lengths do not line up: nothing is padded or cut.
+    coordinates (None where a sample names none: then its reward covers its response), `steps` where
+    the rollout says whose optimiser step each sample is, and where a sample has one, `topk`: each
+    sample's `metadata["topk"]`. Raises `HookError` where lengths do not line up: nothing is padded
+    or cut.
     """
     flat = flatten(samples)
     for s in flat:
@@ -59,6 +60,8 @@ def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
         "rollout_mask_sums": [sums[i] for i in ids],
         "turns": [s.metadata.get("turns") for s in flat],
     }
+    if all("step" in s.metadata for s in flat):
+        data["steps"] = [s.metadata["step"] for s in flat]
     if flat and all(s.rollout_log_probs is not None for s in flat):
         data["rollout_log_probs"] = [s.rollout_log_probs for s in flat]
     if any(s.teacher_log_probs is not None for s in flat):

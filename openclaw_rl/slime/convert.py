@@ -46,6 +46,7 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
     flat = flatten(samples)
     data = convert(args, flat)
     data.pop("turns")
+    data.pop("steps", None)
     data.pop("teacher_log_probs", None)
     data.pop("topk", None)
     if any(math.isnan(value) for values in data.get("rollout_log_probs", ()) for value in values):

@@ -42,6 +42,18 @@ def test_round_trip_with_the_optimisers_state(tmp_path):
     assert torch.equal(mine[0]["exp_avg"], theirs[0]["exp_avg"])
 
 
+def test_case_47_a_new_learning_rate_takes_effect_on_resume(tmp_path):
+    model = peft_model(dtype=torch.float32)
+    optimizer = optimizer_of(model)
+    step(model, optimizer)
+    checkpoint.save(tmp_path, TrainState(1, 1), model, optimizer, keep=3)
+    given = {"lr": 3e-5, "weight_decay": 0.25, "betas": (0.5, 0.75), "eps": 1e-6}
+    changed = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **given)
+    checkpoint.load_newest(tmp_path, model, changed)
+    assert {name: changed.param_groups[0][name] for name in given} == given
+    assert changed.state_dict()["state"][0]["step"] == 1
+
+
 def test_only_their_owner_reads_them(tmp_path):
     model = peft_model(dtype=torch.float32)
     root = tmp_path / "checkpoints"

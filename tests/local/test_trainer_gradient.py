@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from peft import get_peft_model_state_dict
 
 from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.journal import Journal
 from openclaw_rl.local import data as d
 from openclaw_rl.local.forward import PolicyForward, mix_precision
 from openclaw_rl.local.learner import Learner, StepReport
-from openclaw_rl.rollout.train_data import convert
+from openclaw_rl.rollout import generate_rollout
+from openclaw_rl.rollout.train_data import convert, flatten
+from tests.journal.build import judged, record
 from tests.local.tiny import conversation, peft_model, train_args
 from tests.losses.naive import naive_loss
 
@@ -159,6 +162,37 @@ def test_several_steps_train_on_the_old_policys_log_probs(model):
     assert [r.samples for r in reports] == [[0, 1], [2, 3]]
     assert seen[0] == pytest.approx(0, abs=1e-6)
     assert seen[-1] > 1e-4
+
+
+def test_merging_does_not_change_which_turns_share_a_step(tmp_path):
+    """Four turns of one session, out of a real journal: two steps of two turns each."""
+    path = tmp_path / "journal.db"
+    args = train_args(
+        tmp_path, journal_path=str(path), rollout_batch_size=4, session_share=1.0,
+        num_steps_per_rollout=2, max_logprob_diff=100.0, rollout_poll_seconds=0.01,
+    )  # fmt: skip
+    tokens = [1]
+    with Journal.open(path) as journal:
+        for n in range(4):
+            prompt, output = [*tokens, 3 + n, 4 + n], [20 + n, 30 + n, 2]
+            parent = {"parent_id": f"t{n - 1}", "shares_tokens": True} if n else {}
+            judged(journal, record(f"t{n}", prompt_ids=prompt, output_ids=output, **parent))
+            tokens = prompt + output
+        samples = flatten(generate_rollout(args, 0, None).samples)
+    assert len(samples) == 2, "one segment a step"
+    reports = Learner(args, peft_model()).learn(d.to_tensors(convert(args, samples)))
+    assert [report.turns for report in reports] == [2, 2]
+
+
+def test_zero_turns_a_limit_off(model):
+    learner = Learner(train_args(max_grad_norm_skip=0.0, max_logprob_diff=0.0, lr=0.0), model)
+    for p in learner.parameters:
+        p.grad = torch.full_like(p, 1e3)
+    report = StepReport([0], logprob_diff=50.0)
+    learner._update(report)
+    learner.optimizer.zero_grad(set_to_none=True)
+    assert report.skipped is None
+    assert report.grad_norm > 100
 
 
 def test_advantage_hook_gets_the_rollout_and_decides(model, tmp_path):
