@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engine.chat import ChatTokenizer
@@ -27,7 +26,7 @@ from openclaw_rl.gateway.limits import Bodies, Inflight
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.settings import GatewaySettings
-from openclaw_rl.journal.lock import hold
+from openclaw_rl.journal.lock import gateway_lock
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
@@ -133,7 +132,7 @@ class Parts:
 async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
     """Open everything; on leaving, finish what is being written, then close."""
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(hold(Path(settings.journal_path), "gateway", "gateway"))
+        stack.enter_context(gateway_lock(settings.journal_path))
         executor = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="gateway"))
         tokenizer, reply_format, by = await asyncio.to_thread(_load_model, settings)
         journal = await asyncio.to_thread(AsyncJournal.open, settings.journal_path)

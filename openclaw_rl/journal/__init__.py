@@ -1,5 +1,6 @@
 """The durable store that the four loops share. See README.md of this package."""
 
+from openclaw_rl.journal.lock import gateway_lock, trainer_lock
 from openclaw_rl.journal.records import (
     Endpoint,
     Fates,
@@ -22,4 +23,6 @@ __all__ = [
     "Output",
     "ReadyTurn",
     "SourceCount",
+    "gateway_lock",
+    "trainer_lock",
 ]

@@ -28,7 +28,7 @@ _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 class Database:
     def __init__(self, db: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
         self._db = db
-        self._path = path
+        self.path = path
         self._busy_seconds = busy_seconds
         self._lock = threading.RLock()
         self._depth = 0
@@ -61,13 +61,13 @@ class Database:
 
     def companions(self) -> list[Path]:
         """The write-ahead log and its index, which hold conversation text as well."""
-        return [Path(f"{self._path}{suffix}") for suffix in ("-wal", "-shm")]
+        return [Path(f"{self.path}{suffix}") for suffix in ("-wal", "-shm")]
 
     def _prepare(self, create: bool, durable: bool) -> None:
-        found = self._retry(lambda: schema.layout(self._db, str(self._path)))
+        found = self._retry(lambda: schema.layout(self._db, str(self.path)))
         if not found:
             if not create:
-                raise JournalError(f"the journal {self._path} is empty: nothing was recorded yet")
+                raise JournalError(f"the journal {self.path} is empty: nothing was recorded yet")
             # Before any table: give pages back to the system when turns are purged.
             self._retry(lambda: self._db.execute("PRAGMA auto_vacuum = INCREMENTAL"))
         self._retry(lambda: self._db.execute("PRAGMA journal_mode = WAL"))
@@ -77,16 +77,16 @@ class Database:
         self._db.execute("PRAGMA journal_size_limit = 67108864")
         if found != schema.SCHEMA_VERSION:
             with self.write() as db:
-                schema.bring_up_to_date(db, str(self._path))
+                schema.bring_up_to_date(db, str(self.path))
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """A write transaction; inside another one of this thread, a savepoint of it."""
         with self._lock:
             begin, commit, undo = self._verbs()
-            if self._depth == 0 and self._file != _identity(self._path):
+            if self._depth == 0 and self._file != _identity(self.path):
                 # What SQLite wrote to it would be gone with the last process that has it open.
-                raise JournalError(f"{self._path} was removed or replaced while it was in use")
+                raise JournalError(f"{self.path} was removed or replaced while it was in use")
             self._retry(lambda: self._db.execute(begin))
             self._depth += 1
             try:
@@ -98,7 +98,7 @@ class Database:
             except BaseException as error:
                 self._undo(undo)
                 if isinstance(error, sqlite3.Error):
-                    raise JournalError(f"journal {self._path}: {error}") from error
+                    raise JournalError(f"journal {self.path}: {error}") from error
                 raise
 
     def _verbs(self) -> tuple[str, str, tuple[str, ...]]:
@@ -125,7 +125,7 @@ class Database:
                 self._retry(lambda: self._db.execute("SELECT 1 FROM sqlite_master").fetchone())
                 yield self._db
             except sqlite3.Error as error:
-                raise JournalError(f"journal {self._path}: {error}") from error
+                raise JournalError(f"journal {self.path}: {error}") from error
             finally:
                 self._undo(("ROLLBACK",))
 
@@ -163,14 +163,14 @@ class Database:
                 return action()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in _LOCKED:
-                    raise JournalError(f"journal {self._path}: {error}") from error
+                    raise JournalError(f"journal {self.path}: {error}") from error
                 if time.monotonic() > deadline:
                     raise JournalError(
-                        f"the journal {self._path} stayed locked by another process for "
+                        f"the journal {self.path} stayed locked by another process for "
                         f"{self._busy_seconds:g} seconds"
                     ) from error
             except sqlite3.DatabaseError as error:
-                raise JournalError(f"{self._path} cannot be read as a journal: {error}") from error
+                raise JournalError(f"{self.path} cannot be read as a journal: {error}") from error
             time.sleep(random.uniform(0.0005, 0.005))
 
 

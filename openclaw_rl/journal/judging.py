@@ -99,6 +99,12 @@ class Judging(JournalPart):
             )
             return state
 
+    def drop_claimed(self, turn_id: str, claim: str, reason: str, now: float) -> bool:
+        """End a turn that cannot be judged. False (and nothing changed) where the claim was
+        lost: another worker may have judged the turn meanwhile."""
+        where = "turn_id = ? AND state = 'judging' AND claim_worker = ?"
+        return self._end(where, (turn_id, claim), reason, now) > 0
+
     def postpone(
         self,
         turn_id: str,

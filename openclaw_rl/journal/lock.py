@@ -1,4 +1,4 @@
-"""One trainer and one gateway a journal.
+"""One trainer and one gateway a journal, whatever program each of them is.
 
 A second trainer would take the leases of the first for a dead one's, and train their turns twice.
 A second gateway would know nothing of the first one's conversations, and its word on the adapters
@@ -11,17 +11,28 @@ import contextlib
 import fcntl
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from openclaw_rl.errors import ConfigError
 
 
-def hold(journal: Path, name: str, what: str) -> IO[bytes]:
-    """Be the only `what` ("trainer", "gateway") of `journal` under `name`, until the returned file
-    is closed or this process dies. Raises `ConfigError` where another one is, and where the file
-    cannot be locked at all (a file system without locks, a file of another user)."""
+def trainer_lock(journal: str | Path) -> IO[bytes]:
+    """Be the only trainer of `journal` until the returned file is closed or this process dies.
+
+    Raises `ConfigError` where another one is at work, and where the file cannot be locked at all (a
+    file system without locks, a file of another user).
+    """
+    return _lock(Path(journal), "trainer")
+
+
+def gateway_lock(journal: str | Path) -> IO[bytes]:
+    """Be the only gateway of `journal`; as `trainer_lock`."""
+    return _lock(Path(journal), "gateway")
+
+
+def _lock(journal: Path, role: Literal["trainer", "gateway"]) -> IO[bytes]:
     journal = journal.expanduser()
-    path = journal.with_suffix(f".{name}.lock")
+    path = journal.with_suffix(f".{role}.lock")
     try:
         journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.ExitStack() as unless_held:
@@ -32,7 +43,7 @@ def hold(journal: Path, name: str, what: str) -> IO[bytes]:
             return lock
     except BlockingIOError:
         raise ConfigError(
-            f"another {what} is at work on {journal}: stop it, or give another --data"
+            f"another {role} is at work on {journal}: stop it, or give another --data"
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot lock {path}: {error.strerror}") from error

@@ -30,7 +30,7 @@ def fates(db: sqlite3.Connection) -> Fates:
     states: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     rows = db.execute(
-        "SELECT state, reason, n FROM past UNION ALL "
+        "SELECT state, reason, n FROM purged UNION ALL "
         "SELECT state, reason, count(*) FROM turns GROUP BY state, reason"
     )
     for state, reason, n in rows:
@@ -63,7 +63,7 @@ def _by_source(db: sqlite3.Connection) -> dict[str, SourceCount]:
     rows = db.execute(
         f"SELECT source, sum(n * (state != 'side' AND NOT open)), sum(n * (state = 'side')), "
         f"sum(n * (state != 'side' AND open)) FROM (SELECT *, {open_} AS open FROM ("
-        "SELECT source, state, reason, n FROM past UNION ALL "
+        "SELECT source, state, reason, n FROM purged UNION ALL "
         "SELECT source, state, reason, count(*) FROM turns GROUP BY state, reason, source"
         ")) GROUP BY source ORDER BY source"
     )
@@ -130,7 +130,7 @@ def _delete(db: sqlite3.Connection, seqs: Sequence[int]) -> int:
     db.executemany("INSERT INTO going VALUES (?)", [(seq,) for seq in seqs])
     _keep_children_whole(db)
     db.execute(
-        "INSERT INTO past SELECT "
+        "INSERT INTO purged SELECT "
         "CASE WHEN state IN ('side', 'trained', 'dropped') THEN state ELSE 'dropped' END AS ended, "
         "CASE WHEN state IN ('side', 'trained', 'dropped') THEN reason ELSE 'purged' END AS why, "
         "source, count(*) FROM turns WHERE seq IN going GROUP BY ended, why, source "

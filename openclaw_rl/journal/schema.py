@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from openclaw_rl.errors import JournalError
 
 APPLICATION_ID = 0x0C1A3721  # tells our files from other SQLite files
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _TABLES = """
 CREATE TABLE turns (
@@ -91,9 +91,10 @@ CREATE TABLE verdicts (
   topk_logprobs BLOB
 );
 CREATE TABLE counters (scope TEXT, name TEXT, n INTEGER NOT NULL, PRIMARY KEY (scope, name));
-CREATE TABLE past (               -- turns that were purged: still counted
+CREATE TABLE purged (             -- turns that were purged: still counted
   state TEXT, reason TEXT, source TEXT, n INTEGER NOT NULL, PRIMARY KEY (state, reason, source)
 );
+CREATE TABLE fingerprint (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE endpoints (role TEXT PRIMARY KEY, url TEXT NOT NULL, info TEXT NOT NULL,
                         published REAL NOT NULL);
 """
@@ -103,6 +104,10 @@ _CHANGES: Mapping[int, tuple[str, ...]] = {
         f"ALTER TABLE {table} ADD COLUMN {column} BLOB"
         for table in ("payloads", "verdicts")
         for column in ("topk_ids", "topk_logprobs")
+    ),
+    2: (
+        "ALTER TABLE past RENAME TO purged",
+        "CREATE TABLE fingerprint (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ),
 }
 """layout -> what makes the next one of it. Each must be quick (it runs while others wait) and keep

@@ -89,9 +89,13 @@ class Journal(Judging, Leasing):
             return True
 
     def drop(self, turn_id: str, reason: str, now: float) -> bool:
-        """End a turn that is not leased yet. False where it is, or has ended, or is a side turn."""
-        where = "turn_id = ? AND state IN ('waiting', 'judging', 'ready')"
-        return self._end(where, (turn_id,), reason, now) > 0
+        """End a turn that nobody holds. False where a judge or a trainer has it, or it has ended,
+        or it is a side turn."""
+        where = (
+            "turn_id = ? AND (state IN ('waiting', 'ready') "
+            "OR state = 'judging' AND (claim_worker IS NULL OR claim_until <= ?))"
+        )
+        return self._end(where, (turn_id, now), reason, now) > 0
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a named counter of `fates().counters`."""
@@ -203,6 +207,30 @@ class Journal(Judging, Leasing):
                 )
                 for session_id, owner, last in rows
             ]
+
+    # -- the model -------------------------------------------------------------------------
+
+    def bind(self, fingerprint: Mapping[str, str | int | float]) -> None:
+        """Tie the journal to the model that its turns are of: facts by name, each kept when it is
+        first given. Raises `JournalError` in one line where one differs from what was kept: turns
+        of one model must not train another."""
+        with self._db.write() as db:
+            rows = db.execute("SELECT name, value FROM fingerprint")
+            kept = {name: json.loads(value) for name, value in rows}
+            wrong = [
+                f"{name} {kept[name]} in the journal, {value} now"
+                for name, value in fingerprint.items()
+                if kept.get(name, value) != value
+            ]
+            if wrong:
+                raise JournalError(
+                    f"the journal {self._db.path} belongs to another model ({'; '.join(wrong)}): "
+                    "use that one, or another journal"
+                )
+            db.executemany(
+                "INSERT OR IGNORE INTO fingerprint VALUES (?, ?)",
+                [(name, codec.to_json(value)) for name, value in fingerprint.items()],
+            )
 
     # -- endpoints -------------------------------------------------------------------------
 

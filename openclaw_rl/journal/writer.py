@@ -3,20 +3,19 @@
 Owns one writer thread and one reader thread, each with its own connection. Guarantees: a write
 whose future is done has been committed; writes are committed in the order they were asked for;
 all that pile up while one commit runs go into the next one together; one that fails undoes only
-itself. A write that was asked for is carried out even if nobody waits for it any more.
+itself. A write whose future is cancelled before it began never happens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal.records import Endpoint, Fates
@@ -31,30 +30,21 @@ _GROUP_SECONDS = 0.015
 of many large ones, or other processes, waiting for the last."""
 
 
-class _Write(Generic[T]):
-    __slots__ = ("action", "error", "future", "loop", "result")
+class _Write:
+    """One write; `done` gets its outcome after the commit."""
 
-    def __init__(self, action: Callable[[Journal], T], future: asyncio.Future[T]) -> None:
+    def __init__(self, action: Callable[[Journal], Any]) -> None:
         self.action = action
-        self.future = future
-        self.loop = future.get_loop()
-        self.result: T | None = None
+        self.done: Future[Any] = Future()
+        self.result: Any = None
         self.error: BaseException | None = None
-
-    def settle(self) -> None:
-        if self.future.done():  # the asker was cancelled
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)  # type: ignore[arg-type]
 
 
 class AsyncJournal:
     def __init__(self, writer: Journal, reader: Journal) -> None:
         self._writer = writer
         self._reader = reader
-        self._queue: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._thread.start()
@@ -85,12 +75,25 @@ class AsyncJournal:
 
     def write(self, action: Callable[[Journal], T]) -> asyncio.Future[T]:
         """Have `action` run on the journal in the writer thread; done when it is committed."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return asyncio.wrap_future(self._ask(action))
+
+    async def write_within(self, seconds: float, action: Callable[[Journal], Any]) -> bool:
+        """Have `action` run as `write` does; whether it was committed within so long, or had begun
+        (a disk may hang: then it counts as done). False: it never happens. Raises its error."""
+        done = self._ask(action)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(done), seconds)
+        except TimeoutError:
+            return not done.cancel()
+        return True
+
+    def _ask(self, action: Callable[[Journal], T]) -> Future[T]:
+        write = _Write(action)
         if self._closed:
-            future.set_exception(JournalError("the journal is closed"))
+            write.done.set_exception(JournalError("the journal is closed"))
         else:
-            self._queue.put(_Write(action, future))
-        return future
+            self._queue.put(write)
+        return write.done
 
     async def read(self, action: Callable[[Journal], T]) -> T:
         """Run `action`, which only reads, in the reader thread."""
@@ -105,9 +108,6 @@ class AsyncJournal:
     ) -> asyncio.Future[bool]:
         return self.write(lambda journal: journal.set_next_state(turn_id, messages, now))
 
-    def drop(self, turn_id: str, reason: str, now: float) -> asyncio.Future[bool]:
-        return self.write(lambda journal: journal.drop(turn_id, reason, now))
-
     def count(self, name: str, n: int = 1) -> asyncio.Future[None]:
         """Need not be awaited."""
         return self.write(lambda journal: journal.count(name, n))
@@ -117,19 +117,11 @@ class AsyncJournal:
     ) -> asyncio.Future[int]:
         return self.write(lambda journal: journal.end_session(session_id, now, owner=owner))
 
-    def expire(
-        self, now: float, next_state_ttl: float | None = None, *, ready_ttl: float | None = None
-    ) -> asyncio.Future[dict[str, int]]:
-        return self.write(lambda journal: journal.expire(now, next_state_ttl, ready_ttl=ready_ttl))
-
     async def nodes(self, limit: int) -> list[NodeState]:
         return await self.read(lambda journal: journal.nodes(limit))
 
     async def turn(self, turn_id: str) -> Turn | None:
         return await self.read(lambda journal: journal.turn(turn_id))
-
-    async def tokens(self, turn_id: str) -> list[int]:
-        return await self.read(lambda journal: journal.tokens(turn_id))
 
     async def endpoint(self, role: str) -> Endpoint | None:
         return await self.read(lambda journal: journal.endpoint(role))
@@ -138,16 +130,17 @@ class AsyncJournal:
         return await self.read(lambda journal: journal.fates())
 
     def _run(self) -> None:
-        waiting: list[_Write[Any]] = []
+        waiting: list[_Write] = []
         more = True
         while more or waiting:
             if more:
                 more = self._take(waiting)
-            done = self._commit(waiting)
-            self._tell(waiting[:done])
-            del waiting[:done]
+            count = self._commit(waiting)
+            for write in waiting[:count]:
+                _settle(write)
+            del waiting[:count]
 
-    def _take(self, waiting: list[_Write[Any]]) -> bool:
+    def _take(self, waiting: list[_Write]) -> bool:
         """Add all that is asked for (at least one in all); False when nothing more will be."""
         while not waiting or not self._queue.empty():
             item = self._queue.get()
@@ -156,22 +149,24 @@ class AsyncJournal:
             waiting.append(item)
         return True
 
-    def _commit(self, group: list[_Write[Any]]) -> int:
+    def _commit(self, group: list[_Write]) -> int:
         """Carry out and commit writes from the front of `group`; how many."""
-        done = 0
+        count = 0
         deadline = time.monotonic() + _GROUP_SECONDS
         try:
             with self._writer.batch():
-                while done < len(group) and (not done or time.monotonic() < deadline):
-                    self._perform(group[done])
-                    done += 1
+                while count < len(group) and (not count or time.monotonic() < deadline):
+                    self._perform(group[count])
+                    count += 1
         except Exception as error:  # nothing of it was kept
-            done = done or len(group)  # the journal was not even to be had: nobody waits for more
-            for write in group[:done]:
+            count = count or len(group)  # the journal was not even to be had: nobody waits for more
+            for write in group[:count]:
                 write.error = write.error or error
-        return done
+        return count
 
-    def _perform(self, write: _Write[Any]) -> None:
+    def _perform(self, write: _Write) -> None:
+        if not write.done.set_running_or_notify_cancel():
+            return
         try:
             # A transaction of its own: an error in it must not leave half a write.
             with self._writer.batch():
@@ -179,16 +174,13 @@ class AsyncJournal:
         except Exception as error:
             write.error = error
 
-    @staticmethod
-    def _tell(group: list[_Write[Any]]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Write[Any]]] = {}
-        for write in group:
-            by_loop.setdefault(write.loop, []).append(write)
-        for loop, writes in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # a closed loop: nobody is left to tell
-                loop.call_soon_threadsafe(_settle, writes)
 
-
-def _settle(writes: list[_Write[Any]]) -> None:
-    for write in writes:
-        write.settle()
+def _settle(write: _Write) -> None:
+    done = write.done
+    # Not running yet where the journal was not to be had at all.
+    if done.cancelled() or not (done.running() or done.set_running_or_notify_cancel()):
+        return
+    if write.error is not None:
+        done.set_exception(write.error)
+    else:
+        done.set_result(write.result)

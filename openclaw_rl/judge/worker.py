@@ -185,7 +185,7 @@ class JudgeWorker:
             await self._postpone(turn, claim, "judge_refused")
         except BadReward as error:
             log.warning("turn %s: %s", turn.turn_id, error)
-            await self._drop(turn, error.reason)
+            await self._drop(turn, claim, error.reason)
         except ConfigError as error:
             # Nothing can be judged like this, but the turns must not suffer for it.
             log.error("%s", error)
@@ -193,10 +193,10 @@ class JudgeWorker:
             self._rest()
         except TimeoutError:
             log.warning("turn %s: the reward took too long", turn.turn_id)
-            await self._drop(turn, "reward_timeout")
+            await self._drop(turn, claim, "reward_timeout")
         except Exception as error:
             log.warning("turn %s: the reward failed: %s", turn.turn_id, where_of(error))
-            await self._drop(turn, "reward_failed")
+            await self._drop(turn, claim, "reward_failed")
         else:
             self._away, self._rest_until = 0, 0.0
             await self._settle(turn, claim, outcome, time.monotonic() - started)
@@ -252,7 +252,7 @@ class JudgeWorker:
             if self._abstained[turn.turn_id] < ABSTENTIONS:
                 await self._postpone(turn, claim, "no_verdict")
             else:
-                await self._drop(turn, "no_verdict")
+                await self._drop(turn, claim, "no_verdict")
             return
         self._abstained.pop(turn.turn_id, None)
         now = self._clock()
@@ -293,9 +293,11 @@ class JudgeWorker:
         else:
             log.info("turn %s: waits %.0f s (%s)", turn.turn_id, pause, reason)
 
-    async def _drop(self, turn: Turn, reason: str) -> None:
+    async def _drop(self, turn: Turn, claim: str, reason: str) -> None:
         self._abstained.pop(turn.turn_id, None)
-        await asyncio.to_thread(self._journal.drop, turn.turn_id, reason, self._clock())
+        await asyncio.to_thread(
+            self._journal.drop_claimed, turn.turn_id, claim, reason, self._clock()
+        )
 
     def _rests(self, now: float) -> bool:
         """Whether an endpoint is given time to come back. No rest is longer than the longest:

@@ -24,14 +24,13 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.journal import Journal
-from openclaw_rl.journal.lock import hold
+from openclaw_rl.journal.lock import trainer_lock
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.embedded import Embedded
 from openclaw_rl.local.model import LoadedModel, LoraSpec
@@ -100,7 +99,7 @@ class Host:
     def __init__(self, args: Namespace) -> None:
         device = device_of(getattr(args, "device", None) or "auto")
         self.args = complete(args, on_gpu=device.type == "cuda")
-        self._alone = hold(Path(args.journal_path), str(self.args.host_name), "trainer")
+        self._alone = trainer_lock(args.journal_path)
         self.stop = threading.Event()
         self.args.stop_event = self.stop  # the rollout function waits on it
         self.started = threading.Event()

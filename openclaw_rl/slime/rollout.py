@@ -24,7 +24,7 @@ from typing import Any
 from openclaw_rl import rollout
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
-from openclaw_rl.journal.lock import hold
+from openclaw_rl.journal.lock import trainer_lock
 from openclaw_rl.slime.samples import Shape, as_slimes, fill, is_filler, slimes_classes
 from openclaw_rl.slime.services import Services, addresses, model_info
 
@@ -67,7 +67,7 @@ class Run:
         self.args, self.shape = args, Shape.of(args)
         path = Path(args.journal_path)
         self.services = Services(args)
-        self.lock = hold(path, HOST, "trainer")
+        self.lock = trainer_lock(path)
         self.journal = Journal.open(path)
         self.start: tuple[int, str | None] | None = None
         """The first rollout of the run and the version that was served then."""

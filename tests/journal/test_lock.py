@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.journal.lock import hold
+from openclaw_rl.journal.lock import gateway_lock, trainer_lock
 
 HOLD = """
 import sys
 from pathlib import Path
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.journal.lock import hold
+from openclaw_rl.journal import trainer_lock
 try:
-    held = hold(Path(sys.argv[1]), "host", "trainer")
+    held = trainer_lock(Path(sys.argv[1]))
 except ConfigError as error:
     sys.exit(f"refused: {error}")
 print("held", flush=True)
@@ -43,17 +43,17 @@ def open_files() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_a_second_one_is_refused_until_the_first_is_closed(journal: Path) -> None:
-    first = hold(journal, "host", "trainer")
+def test_case_55_a_second_trainer_is_refused_until_the_first_is_closed(journal: Path) -> None:
+    first = trainer_lock(journal)
     before = open_files()
     with pytest.raises(ConfigError, match=f"another trainer is at work on {journal}: stop it"):
-        hold(journal, "host", "trainer")
+        trainer_lock(journal)
     assert open_files() == before
     _, said = elsewhere(journal).communicate(timeout=60)
     assert said.startswith(f"refused: another trainer is at work on {journal}")
-    hold(journal, "gateway", "gateway").close()  # another one's lock
+    gateway_lock(journal).close()  # another one's lock
     first.close()
-    hold(journal, "host", "trainer").close()
+    trainer_lock(journal).close()
 
 
 def test_one_that_is_killed_holds_it_no_more(journal: Path) -> None:
@@ -62,9 +62,9 @@ def test_one_that_is_killed_holds_it_no_more(journal: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(ConfigError, match="another trainer is at work"):
-            hold(journal, "host", "trainer")
+            trainer_lock(journal)
         other.kill()
-    hold(journal, "host", "trainer").close()
+    trainer_lock(journal).close()
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_trainer(
@@ -76,18 +76,18 @@ def test_a_file_system_without_locks_is_not_taken_for_another_trainer(
     monkeypatch.setattr(fcntl, "flock", flock)
     before = open_files()
     with pytest.raises(ConfigError) as caught:
-        hold(journal, "host", "trainer")
-    path = journal.with_suffix(".host.lock")
+        trainer_lock(journal)
+    path = journal.with_suffix(".trainer.lock")
     assert str(caught.value) == f"cannot lock {path}: No locks available"
     assert open_files() == before
 
 
 def test_what_cannot_be_opened_or_made_is_one_line(journal: Path) -> None:
-    path = journal.with_suffix(".host.lock")
+    path = journal.with_suffix(".trainer.lock")
     path.mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"cannot lock {path}: Is a directory"):
-        hold(journal, "host", "trainer")
+        trainer_lock(journal)
     below_a_file = journal.parent / "file" / "journal.db"
     below_a_file.parent.touch()
     with pytest.raises(ConfigError, match=r"cannot lock .*: File exists"):
-        hold(below_a_file, "host", "trainer")
+        trainer_lock(below_a_file)

@@ -234,6 +234,30 @@ def test_claims_expire_and_are_held_by_one_judge(journal: Journal):
     assert (verdict.score, verdict.votes, verdict.created) == (-1.0, (-1, None), 500.0)
 
 
+def test_case_53_a_judge_whose_claim_ran_out_ends_nothing(journal: Journal):
+    journal.record_turn(record())
+    journal.set_next_state("t1", USER, 101.0)
+    journal.claim("a", 1, 110.0, 60.0)
+    assert not journal.drop("t1", "retried", 120.0)  # held
+    [_] = journal.claim("b", 1, 170.0, 60.0)
+    assert not journal.drop_claimed("t1", "a", "reward_timeout", 171.0)
+    assert journal.postpone("t1", "a", "judge_unavailable", 171.0) is None
+    assert journal.write_verdict("t1", "b", Verdict(score=1.0), 172.0) is State.READY
+    assert not journal.drop_claimed("t1", "a", "reward_timeout", 173.0)
+    journal.extend_claims("a", 500.0)
+    assert journal.turn("t1").state is State.READY
+    assert journal.fates().dropped == {}
+
+
+def test_the_judge_that_holds_a_turn_can_end_it(journal: Journal):
+    journal.record_turn(record())
+    assert not journal.drop_claimed("t1", "a", "reward_failed", 101.0)  # waiting: nobody has it
+    journal.set_next_state("t1", USER, 101.0)
+    journal.claim("a", 1, 110.0, 60.0)
+    assert journal.drop_claimed("t1", "a", "reward_failed", 111.0)
+    assert journal.fates().dropped == {"reward_failed": 1}
+
+
 @pytest.mark.parametrize(
     ("verdict", "state"),
     [
@@ -379,6 +403,18 @@ def test_endpoints_and_counters(journal: Journal):
     assert journal.fates().counters == {"disconnected": 3}
 
 
+def test_case_47_a_journal_belongs_to_one_model(journal: Journal, path: Path):
+    journal.bind({"base": "sha:1"})
+    journal.bind({"base": "sha:1", "lora_rank": 16, "lora_alpha": 32.0})  # the host knows more
+    journal.bind({"base": "sha:1", "lora_rank": 16, "lora_alpha": 32})
+    with Journal.open(path) as other, pytest.raises(JournalError) as caught:
+        other.bind({"base": "sha:2", "lora_rank": 16, "lora_alpha": 64})
+    assert str(caught.value) == (
+        f"the journal {path} belongs to another model (base sha:1 in the journal, sha:2 now; "
+        "lora_alpha 32.0 in the journal, 64 now): use that one, or another journal"
+    )
+
+
 def test_judged_counts_verdicts_and_averages_the_newest_scores(journal: Journal):
     assert journal.judged(2) == (0, None)
     for n, score in enumerate([1.0, 1.0, -1.0]):
@@ -457,22 +493,30 @@ def test_another_layout_is_refused_with_a_reason(path: Path, version: int, word:
         Journal.open(path)
 
 
-def test_a_journal_of_the_first_layout_opens_and_keeps_all(path: Path):
-    """Layout 1 had no candidates; nothing else has changed since."""
+@pytest.mark.parametrize("layout", [1, 2])
+def test_a_journal_of_an_earlier_layout_opens_and_keeps_all(path: Path, layout: int):
+    """Layout 1 had no candidates, layout 2 no fingerprint, and another name for the purged."""
     with Journal.open(path) as journal:
         for rec in chain(3):
             journal.record_turn(rec)
+        journal.record_turn(record("gone", session_id="gone"))
+        journal.purge(session_id="gone")
         before = [journal.turn(rec.turn_id) for rec in chain(3)]
     with sqlite3.connect(path) as db:
-        for table in ("payloads", "verdicts"):
-            for column in ("topk_ids", "topk_logprobs"):
-                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 1")
+        db.execute("DROP TABLE fingerprint")
+        db.execute("ALTER TABLE purged RENAME TO past")
+        if layout == 1:
+            for table in ("payloads", "verdicts"):
+                for column in ("topk_ids", "topk_logprobs"):
+                    db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        db.execute(f"PRAGMA user_version = {layout}")
     with Journal.open(path, create=False) as journal, Journal.open(path) as other:
         assert [journal.turn(rec.turn_id) for rec in chain(3)] == before
         topk = TopK([[7, 8]] * 3, [[-0.5, -1.0]] * 3)
         other.record_turn(record("new", topk=topk))
         assert journal.turn("new").topk == topk
+        other.bind({"base": "sha"})
+        assert journal.fates().dropped == {"purged": 1}
         assert journal.fates().balanced()
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA_VERSION,)

@@ -23,10 +23,8 @@ async def test_a_write_that_is_done_is_seen_by_other_processes(path: Path):
             assert other.turn("t1") is not None
         assert await journal.set_next_state("t1", ({"role": "user", "content": "x"},), 1.0)
         assert (await journal.turn("t1")).next_state == ({"role": "user", "content": "x"},)
-        assert await journal.tokens("t1") == [1, 2, 3, 7, 8, 9]
         assert [n.turn_id for n in await journal.nodes(5)] == ["t1"]
         assert await journal.end_session("s1", 2.0) == 0
-        assert await journal.expire(2.0, 1.0) == {}
         assert await journal.endpoint("policy") is None
 
 
@@ -94,17 +92,38 @@ async def test_one_failing_write_undoes_only_itself(path: Path):
         assert fates.counters == {}
 
 
-async def test_a_write_nobody_waits_for_any_more_is_carried_out(path: Path):
+async def test_a_write_given_up_before_it_began_never_happens(path: Path):
+    """Nobody is told that the turn is there, so it must not appear later: it would wait for a next
+    state that never comes."""
     async with AsyncJournal.open(path) as journal:
         gate = threading.Event()
         journal.write(lambda _: gate.wait(10))
-        left = journal.record_turn(record())
-        left.cancel()
+        cancelled = journal.record_turn(record("cancelled"))
+        cancelled.cancel()
+        late = journal.write_within(0.0, lambda target: target.record_turn(record("late")))
+        assert await late is False
         journal.count("not awaited")
         gate.set()
         fates_after = await journal.write(lambda target: target.fates())
-        assert fates_after.seen == 1
+        assert fates_after.seen == 0
         assert fates_after.counters == {"not awaited": 1}
+
+
+async def test_a_write_that_had_begun_counts_as_done(path: Path):
+    async with AsyncJournal.open(path) as journal:
+        begun, gate = threading.Event(), threading.Event()
+
+        def slow(target: Journal) -> None:
+            begun.set()
+            gate.wait(10)
+            target.record_turn(record())
+
+        asked = asyncio.ensure_future(journal.write_within(0.0, slow))
+        asyncio.get_running_loop().call_soon(begun.wait, 10)  # it is asked for by then
+        assert await asked is True
+        gate.set()
+        await journal.write(lambda _: None)
+        assert (await journal.fates()).seen == 1
 
 
 async def test_closing_finishes_what_was_asked_for(path: Path):
