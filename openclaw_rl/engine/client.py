@@ -91,7 +91,8 @@ class EngineClient:
     `http` pools the connections; its connector wants `limit=0`, or streams queue behind each other.
     `silence_seconds`: after so long without a byte the engine is asked for a sign of life (a paused
     engine is silent and alive). `adapter` gives the weights to ask for, asked before every try
-    (None: the model as the engine has it). `join_deltas`: tokens that came in one piece are one
+    (None: the model as the engine has it), and `key` the engine's key, where it published one.
+    `join_deltas`: tokens that came in one piece are one
     delta, so that a reader that is behind catches up.
     """
 
@@ -102,13 +103,14 @@ class EngineClient:
         http: aiohttp.ClientSession,
         *,
         adapter: Callable[[], Adapter | None] = lambda: None,
+        key: Callable[[], str | None] = lambda: None,
         wait_seconds: float = 300.0,
         silence_seconds: float = 30.0,
         join_deltas: bool = False,
     ) -> None:
         self._spoken = dialect
         self._adapter = adapter
-        self._transport = Transport(url, http, silence_seconds)
+        self._transport = Transport(url, http, silence_seconds, key)
         self._join_deltas = join_deltas
         self._wait_seconds = wait_seconds
         self._calls: dict[str, _Call] = {}

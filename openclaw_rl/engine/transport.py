@@ -88,15 +88,18 @@ class _Watchdog:
 
 
 class Transport:
-    """Connections to the engine at `url` (a function is asked each time; None: not there yet)."""
+    """Connections to the engine at `url` (a function is asked each time; None: not there yet).
+    `key` is asked each time too; None: the one that `http` sends, if any."""
 
     def __init__(
         self,
         url: str | Callable[[], str | None],
         http: aiohttp.ClientSession,
         silence_seconds: float,
+        key: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._url = url
+        self._key = key
         self._http = http
         self._silence_seconds = silence_seconds
         self._last_answer = -math.inf
@@ -116,7 +119,7 @@ class Transport:
         base = self.base()
         if base is None:
             raise Lost("the engine has no address yet")
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **self._authorization()}
         if routing_key is not None:
             headers["X-SMG-Routing-Key"] = routing_key
         own = watchdog = None
@@ -246,9 +249,13 @@ class Transport:
         """A session whose connection is new, and not counted against the pool's limit."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),
-            headers=self._http.headers,
+            headers={**self._http.headers, **self._authorization()},
             timeout=aiohttp.ClientTimeout(total=total),
         )
+
+    def _authorization(self) -> dict[str, str]:
+        key = self._key()
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -75,6 +75,11 @@ class PolicyAddress:
             return None
         return Adapter(str(self._told["adapter"]), self.weight_version or "")
 
+    def key(self) -> str | None:
+        """The key of an engine that made one itself (the embedded engine)."""
+        key = self._told.get("key")
+        return key if isinstance(key, str) else None
+
     def dialect(self) -> Dialect:
         """How that engine is spoken to, with what the host found that it can do."""
         return self._dialect
@@ -152,6 +157,7 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             address,
             http,
             adapter=address.adapter,
+            key=address.key,
             wait_seconds=settings.wait_seconds,
             join_deltas=True,
         )

@@ -243,6 +243,7 @@ class Resources:
                 lambda: dialect_of(self._kind(role)),
                 lambda: self.url(role),
                 self._engine_http[key],
+                key=lambda: self._published_key(role),
                 wait_seconds=_ENGINE_WAIT_SECONDS,
             )
         return self._engines[role]
@@ -253,6 +254,14 @@ class Resources:
         own = not url or (isinstance(url, str) and engine and _server(url) == _server(engine))
         key: str | None = getattr(self._args, f"{'engine' if own else role}_api_key", None)
         return key
+
+    def _published_key(self, role: Role) -> str | None:
+        """The key that the engine at this role's address made itself (the embedded engine)."""
+        endpoint, url = self._published(role), self.url(role)
+        if endpoint is None or url is None or endpoint.url.rstrip("/") != url.rstrip("/"):
+            return None
+        key = endpoint.info.get("key")
+        return key if isinstance(key, str) else None
 
     def _kind(self, role: Role) -> str | None:
         """A published engine says its kind; one at a configured address is of the policy's."""

@@ -54,9 +54,7 @@ class Embedded:
     async def start(self, version: int) -> None:
         self._start_core()
         self._server = await serve_engine(
-            self.core,
-            getattr(self._args, "engine_host", None) or "127.0.0.1",
-            int(getattr(self._args, "engine_port", None) or 0),
+            self.core, int(getattr(self._args, "engine_port", None) or 0)
         )
         self.url = self._server.url
         await asyncio.to_thread(self._announce, version)
@@ -88,16 +86,17 @@ class Embedded:
             self.core.start()
 
     def _announce(self, version: int) -> None:
+        assert self._server is not None
         info: dict[str, Any] = {
             "engine": "embedded",
+            "key": self._server.key,
             "pid": os.getpid(),
             "model_path": self._loaded.path,
             "context_length": self.core.context_length,
         }
-        assert self.url is not None
-        self._announce_role("policy", self.url, {**info, "weight_version": str(version)})
+        self._announce_role("policy", self._server.url, {**info, "weight_version": str(version)})
         for role in ("judge", "teacher"):
-            self._announce_role(role, f"{self.url}/base", {**info, "weight_version": "base"})
+            self._announce_role(role, self._server.base_url, {**info, "weight_version": "base"})
 
 
 _KV_SHARE = 0.35

@@ -87,7 +87,7 @@ def run_host(args: Namespace) -> None:
     `EngineError` where the engine died.
 
     Reads `hf_checkpoint`, `dtype`, `device`, `lora_rank`, `lora_alpha`, `seed`, `journal_path`,
-    `engine_host`, `engine_port`, `engine_max_streams`, `engine_kv_tokens`, `engine_threads`,
+    `engine_port`, `engine_max_streams`, `engine_kv_tokens`, `engine_threads`,
     `context_length`, `train_threads`, and what `train_args.complete` names.
     """
     asyncio.run(Host(args).run())

@@ -1,12 +1,14 @@
 """The embedded engine over HTTP: the part of SGLang's API that the gateway, the judge and slime's
 own rollout functions use.
 
-Guarantees: `/generate` is the policy, `/base/generate` the same weights without the adapter; a
-client that goes away ends its request in the engine; a refused request is HTTP 400 with
-`{"error": {"message": ...}}`, worded like SGLang's where clients look at the words. A stream is
-incremental: each event has the new tokens only, so that a reply costs what it is long. For clients
-that know only SGLang's default, `incremental_streaming_output=False` repeats the whole reply in
-each event (hundreds of megabytes for 4,000 tokens).
+Guarantees: it listens on the loopback and takes requests with its key only, so that neither
+another user of the machine nor a web page in a browser here can use it. `/generate` is the policy,
+`/base/generate` the same weights without the adapter; a client that goes away ends its request in
+the engine; a refused request is HTTP 400 with `{"error": {"message": ...}}`, worded like SGLang's
+where clients look at the words. A stream is incremental: each event has the new tokens only, so
+that a reply costs what it is long. For clients that know only SGLang's default,
+`incremental_streaming_output=False` repeats the whole reply in each event (hundreds of megabytes
+for 4,000 tokens).
 
 Beyond SGLang: `meta_info.weight_versions` is a list of `[version, tokens]` runs over all output
 tokens of the reply so far; `weight_version` is the newest token's; `meta_info.incremental` is true
@@ -16,24 +18,22 @@ in each event of an incremental stream, so that its reader need not guess.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
+import secrets
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
-from openclaw_rl.local.engine import EngineCore, PauseMode
+from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.request import Chunk, GenerateRequest, TokenScore, parse_generate
 
 _MAX_BODY = 64 << 20  # a million token ids as JSON take about 8 MB
-_PAUSE_MODES: dict[str, PauseMode] = {
-    "abort": "abort",
-    "retract": "retract",
-    "in_place": "in_place",
-}
 
 
 def _pairs(scores: Iterable[TokenScore]) -> list[list[Any]]:
@@ -223,27 +223,10 @@ class _Routes:
     async def abort(self, http: web.Request) -> web.Response:
         body = await _object(http)
         rid = body.get("rid")
-        everything = bool(body.get("abort_all", False))
-        if not everything and not (isinstance(rid, str) and rid):
-            return _error(400, "abort_request needs a rid, or abort_all")
-        self.core.abort(None if everything else rid)
+        if not isinstance(rid, str) or not rid:
+            return _error(400, "abort_request needs a rid")
+        self.core.abort(rid)
         return web.Response(status=200)
-
-    async def pause(self, http: web.Request) -> web.Response:
-        asked = (await _object(http)).get("mode") or "abort"
-        mode = _PAUSE_MODES.get(asked) if isinstance(asked, str) else None
-        if mode is None:
-            return _error(400, f"mode must be one of {', '.join(_PAUSE_MODES)}")
-        await asyncio.wrap_future(self.core.pause(mode))
-        return web.json_response({"status": "ok", "message": f"paused ({mode})"})
-
-    async def resume(self, http: web.Request) -> web.Response:
-        await asyncio.wrap_future(self.core.resume())
-        return web.json_response({"status": "ok", "message": "continued"})
-
-    async def flush(self, http: web.Request) -> web.Response:
-        await asyncio.wrap_future(self.core.flush_cache())
-        return web.Response(text="Cache flushed.\n")
 
 
 async def _object(http: web.Request) -> dict[str, Any]:
@@ -255,28 +238,40 @@ async def _object(http: web.Request) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def build_app(core: EngineCore, *, incremental_streaming_output: bool = True) -> web.Application:
-    """The application; must be called inside the event loop that serves it."""
-    routes = _Routes(core, incremental_streaming_output)
-    app = web.Application(client_max_size=_MAX_BODY)
+def _guard(key: str) -> Middleware:
+    """Refuses whoever does not send the key, which no web page knows. `/health` tells anybody that
+    the engine lives, as SGLang's does (a router asks without a key)."""
+    wanted = f"Bearer {key}".encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        health = request.path.endswith("/health")
+        if not health and not hmac.compare_digest(sent, wanted):
+            return _error(401, "this engine takes requests with its key only")
+        return await handler(request)
+
+    return guard
+
+
+def _app(core: EngineCore, key: str, incremental: bool) -> web.Application:
+    routes = _Routes(core, incremental)
+    app = web.Application(client_max_size=_MAX_BODY, middlewares=[_guard(key)])
     for prefix in ("", "/base"):
         app.router.add_post(f"{prefix}/generate", routes.generate)
-        for name in ("health", "health_generate"):
-            app.router.add_get(f"{prefix}/{name}", routes.health)
-        for name in ("model_info", "get_model_info"):
-            app.router.add_get(f"{prefix}/{name}", routes.model_info)
+        app.router.add_get(f"{prefix}/health", routes.health)
+        app.router.add_get(f"{prefix}/model_info", routes.model_info)
         app.router.add_post(f"{prefix}/abort_request", routes.abort)
-        app.router.add_post(f"{prefix}/pause_generation", routes.pause)
-        app.router.add_post(f"{prefix}/continue_generation", routes.resume)
-        app.router.add_route("*", f"{prefix}/flush_cache", routes.flush)
     return app
 
 
 @dataclass(slots=True)
 class EngineServer:
-    """A running server. `url` is the policy, `base_url` the bare base model."""
+    """A running server. `url` is the policy, `base_url` the bare base model; a request carries
+    `key` as a bearer token."""
 
     url: str
+    key: str
     runner: web.AppRunner
 
     @property
@@ -289,20 +284,21 @@ class EngineServer:
 
 async def serve_engine(
     core: EngineCore,
-    host: str = "127.0.0.1",
     port: int = 0,
     *,
+    key: str | None = None,
     incremental_streaming_output: bool = True,
 ) -> EngineServer:
-    """Serves a started core in the running event loop; port 0 takes a free one."""
-    app = build_app(core, incremental_streaming_output=incremental_streaming_output)
+    """Serves a started core on the loopback, in the running event loop. Port 0 takes a free one,
+    key None makes one."""
+    key = key or secrets.token_urlsafe()
+    app = _app(core, key, incremental_streaming_output)
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0, keepalive_timeout=75
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     sockets = site._server.sockets  # type: ignore[union-attr]
     bound = sockets[0].getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    return EngineServer(f"http://{shown}:{bound}", runner)
+    return EngineServer(f"http://127.0.0.1:{bound}", key, runner)

@@ -12,8 +12,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 from openai import AsyncOpenAI
 
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import open_engine
 from openclaw_rl.journal import Fates, Journal
 
 
@@ -48,6 +51,14 @@ class System:
             "openclaw_rl.rewards.feedback.custom_rm",
             *flags,
         ]
+
+    def engine(self, role: str, http: aiohttp.ClientSession) -> EngineClient:
+        """A client of what serves a role, with the key that is in the journal."""
+        journal = self.journal()
+        endpoint = journal.endpoint(role)
+        journal.close()
+        assert endpoint is not None
+        return open_engine("embedded", endpoint.url, http, key=lambda: endpoint.info["key"])
 
     async def __aenter__(self) -> System:
         self.process = await asyncio.create_subprocess_exec(

@@ -66,9 +66,8 @@ class Mortal(System):
             journal.close()
 
     async def engine_says(self, name: str, value: object) -> bool:
-        url = f"http://127.0.0.1:{self.engine_port}/model_info"
-        async with aiohttp.ClientSession() as http, http.get(url) as response:
-            return bool((await response.json())[name] == value)
+        async with aiohttp.ClientSession() as http:
+            return bool((await self.engine("policy", http).model_info())[name] == value)
 
     async def reply(
         self, session: str, messages: list[dict[str, Any]], max_tokens: int = 10

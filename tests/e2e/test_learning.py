@@ -6,7 +6,6 @@ import statistics
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.kinds import open_engine
 from tests.e2e.system import System
 from tests.fakes.model import tiny_model
 
@@ -48,12 +47,8 @@ async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path, wo
         # Policy against base, which is what served before the first step.
         changes: list[float] = []
         journal = system.journal()
-        url = f"http://127.0.0.1:{system.engine_port}"
         async with aiohttp.ClientSession() as http:
-            policy, base = (
-                open_engine("sglang", url, http),
-                open_engine("sglang", f"{url}/base", http),
-            )
+            policy, base = system.engine("policy", http), system.engine("teacher", http)
             for turn_id in turns:
                 turn = journal.turn(turn_id)
                 ids, start = [*turn.prompt_ids, *turn.output_ids], len(turn.prompt_ids)

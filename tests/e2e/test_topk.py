@@ -7,7 +7,6 @@ import statistics
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.kinds import open_engine
 from tests.e2e.system import System
 from tests.e2e.test_learning import converse
 from tests.fakes.model import tiny_model
@@ -31,12 +30,8 @@ async def test_what_the_hinted_teacher_favours_becomes_likelier(tmp_path):
         # Policy against base, which is what served before the first step.
         up, down = [], []
         journal = system.journal()
-        url = f"http://127.0.0.1:{system.engine_port}"
         async with aiohttp.ClientSession() as http:
-            policy, base = (
-                open_engine("sglang", url, http),
-                open_engine("sglang", f"{url}/base", http),
-            )
+            policy, base = system.engine("policy", http), system.engine("teacher", http)
             for turn_id in turns:
                 turn = journal.turn(turn_id)
                 assert len(turn.topk.ids) == len(turn.output_ids)

@@ -22,7 +22,7 @@ from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec
-from openclaw_rl.local.server import serve_engine
+from openclaw_rl.local.server import EngineServer, serve_engine
 from tests.fakes.engine import EOS_ID, FakeEngine, Fault, logprob_of
 from tests.fakes.model import tiny_model
 from tests.fakes.vllm import FakeVLLM
@@ -49,10 +49,10 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @asynccontextmanager
-async def embedded(core: EngineCore) -> AsyncIterator[str]:
+async def embedded(core: EngineCore) -> AsyncIterator[EngineServer]:
     server = await serve_engine(core)
     try:
-        yield server.url
+        yield server
     finally:
         await server.close()
 
@@ -62,8 +62,10 @@ async def engine(
     request: pytest.FixtureRequest, core: EngineCore, http: aiohttp.ClientSession
 ) -> AsyncIterator[EngineClient]:
     if request.param == "embedded":
-        async with embedded(core) as url:
-            yield open_engine("embedded", url, http, wait_seconds=5.0)
+        async with embedded(core) as server:
+            yield open_engine(
+                "embedded", server.url, http, key=lambda: server.key, wait_seconds=5.0
+            )
         return
     async with FAKES[request.param](context_length=CONTEXT) as fake:
         fake.reply_fn = lambda _: [*range(50, 150), EOS_ID]

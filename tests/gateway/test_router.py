@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(
     ROUTER is None, reason="no sglang-router: pip install it, or set SGLANG_ROUTER to its program"
 )
 SESSIONS = 6
+KEY = "of-both-engines"
 
 
 @asynccontextmanager
@@ -42,7 +43,8 @@ async def routed(*workers: str) -> AsyncIterator[str]:
     assert ROUTER is not None
     program = await asyncio.create_subprocess_exec(
         ROUTER, "launch", "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers,
-        "--policy", "manual", "--assignment-mode", "min_group", "--prometheus-port", str(metrics),
+        "--policy", "manual", "--assignment-mode", "min_group",
+        "--api-key", KEY, "--prometheus-port", str(metrics),
         "--health-check-interval-secs", "1", "--health-failure-threshold", "1",
         "--retry-max-retries", "2", stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
@@ -88,12 +90,14 @@ async def test_sessions_stay_with_an_engine_and_go_on_when_it_dies(tmp_path: Pat
         loaded = LoadedModel.load(path, lora=LoraSpec(rank=4))
         core = EngineCore(loaded, threads=1, seed=version).start()
         await asyncio.wrap_future(core.publish(version, None))
-        servers[str(version)] = (core, await serve_engine(core))
+        servers[str(version)] = (core, await serve_engine(core, key=KEY))
     names = [f"session-{n}" for n in range(SESSIONS)]
     try:
         async with routed(*(server.url for _, server in servers.values())) as url:
             engine = SimpleNamespace(url=url)
-            async with world(tmp_path, path, engine=engine, wait_seconds=60.0) as served:
+            async with world(
+                tmp_path, path, engine=engine, engine_api_key=KEY, wait_seconds=60.0
+            ) as served:
                 homes = {name: await ask(served, name) for name in names}
                 assert set(homes.values()) == {"1", "2"}
                 for _ in range(3):

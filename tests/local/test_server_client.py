@@ -31,7 +31,7 @@ async def stack(model, request):
     core = EngineCore(model, threads=1, seed=1).start()
     server = await serve_engine(core, incremental_streaming_output=request.param)
     async with aiohttp.ClientSession() as http:
-        yield core, server, open_engine("embedded", server.url, http)
+        yield core, server, open_engine("embedded", server.url, http, key=lambda: server.key)
     await server.close()
     core.stop()
 

@@ -21,6 +21,7 @@ import torch
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
+from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local.cache import KVShape
 from openclaw_rl.local.embedded import limits
@@ -75,11 +76,13 @@ class Running:
         assert self.error is None
 
 
-def generate(url: str, ids: list[int], n: int = 12, **params: Any) -> dict[str, Any]:
+def generate(engine: Endpoint, ids: list[int], n: int = 12, **params: Any) -> dict[str, Any]:
     sampling = {"temperature": 1.0, "max_new_tokens": n, **params}
     body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
     request = urllib.request.Request(
-        f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{engine.url}/generate",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {engine.info['key']}"},
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
@@ -89,9 +92,9 @@ def log_probs(reply: dict[str, Any]) -> torch.Tensor:
     return torch.tensor([p for p, *_ in reply["meta_info"]["output_token_logprobs"]])
 
 
-def play(journal: Journal, url: str, name: str, prompt: list[int], score: float) -> str:
+def play(journal: Journal, name: str, prompt: list[int], score: float) -> str:
     """One turn through the served engine into the journal, judged."""
-    reply = generate(url, prompt)
+    reply = generate(journal.endpoint("policy"), prompt)
     meta = reply["meta_info"]
     versions = [v for v, n in meta["weight_versions"] for _ in range(n)]
     rec = record(
@@ -123,35 +126,35 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
             policy, judge = journal.endpoint("policy"), journal.endpoint("judge")
             assert policy.info["weight_version"] == "0"
             assert judge.url == f"{policy.url}/base" == journal.endpoint("teacher").url
-            before = generate(policy.url, prompt, temperature=0.0)
+            before = generate(policy, prompt, temperature=0.0)
             for i in range(8):
-                play(journal, policy.url, f"t{i}", [*prompt, 50 + i], 1.0 if i % 2 else -1.0)
+                play(journal, f"t{i}", [*prompt, 50 + i], 1.0 if i % 2 else -1.0)
             until(lambda: journal.fates().trained == 8)
             assert journal.endpoint("policy").info["weight_version"] == "2"
-            after = generate(policy.url, prompt)
+            after = generate(policy, prompt)
             assert after["meta_info"]["weight_version"] == "2"
-            base = generate(f"{policy.url}/base", prompt, temperature=0.0)
+            base = generate(judge, prompt, temperature=0.0)
             torch.testing.assert_close(log_probs(base), log_probs(before))
             assert base["output_ids"] == before["output_ids"]
-            _trainer_agrees_with_engine(host, policy.url)
-            scored = generate(policy.url, prompt, temperature=0.0)
+            _trainer_agrees_with_engine(host, policy)
+            scored = generate(policy, prompt, temperature=0.0)
         assert journal.leases("h") == []
         assert journal.fates().balanced()
 
         with Running(args) as host:
             policy = journal.endpoint("policy")
             assert policy.info["weight_version"] == "2" == host.serving.core.version
-            again = generate(policy.url, prompt, temperature=0.0)
+            again = generate(policy, prompt, temperature=0.0)
             assert again["output_ids"] == scored["output_ids"]
             torch.testing.assert_close(log_probs(again), log_probs(scored))
 
 
-def _trainer_agrees_with_engine(host: Host, url: str) -> None:
+def _trainer_agrees_with_engine(host: Host, engine: Endpoint) -> None:
     """The promise: mean difference of the log-probs of the same tokens at most 1e-3."""
     gaps = []
     for k in range(4):
         ids = [1, 60 + k, 61, 62]
-        reply = generate(url, ids, n=24)
+        reply = generate(engine, ids, n=24)
         got = log_probs(reply)
         whole = torch.tensor([*ids, *reply["output_ids"]])
         with torch.no_grad():
@@ -166,20 +169,19 @@ def _trainer_agrees_with_engine(host: Host, url: str) -> None:
 def test_requests_pass_while_the_trainer_works(model_dir, tmp_path):
     """A stream that runs across weight updates is not broken, and each token has its version."""
     args = arguments(model_dir, tmp_path, rollout_batch_size=2)
-    with Journal.open(args.journal_path) as journal, Running(args) as host:
-        url = host.url
-        assert url is not None
+    with Journal.open(args.journal_path) as journal, Running(args):
+        engine = journal.endpoint("policy")
         replies: list[dict[str, Any]] = []
         stop = threading.Event()
 
         def talk() -> None:
             while not stop.is_set():
-                replies.append(generate(url, [1, 2, 3], n=40, ignore_eos=True))
+                replies.append(generate(engine, [1, 2, 3], n=40, ignore_eos=True))
 
         talker = threading.Thread(target=talk)
         talker.start()
         for i in range(6):
-            play(journal, url, f"t{i}", [1, 50 + i], 1.0 if i % 2 else -1.0)
+            play(journal, f"t{i}", [1, 50 + i], 1.0 if i % 2 else -1.0)
         until(lambda: journal.fates().trained == 6)
         stop.set()
         talker.join(60)
@@ -191,10 +193,10 @@ def test_case_06_serving_goes_on_without_the_trainer(model_dir, tmp_path):
     hook = tmp_path / "loss.py"
     hook.write_text("def custom_loss(*a):\n    raise ValueError\n")
     args = arguments(model_dir, tmp_path, custom_loss_function_path=str(hook), rollout_batch_size=1)
-    with Journal.open(args.journal_path) as journal, Running(args) as host:
-        play(journal, host.url, "t0", [1, 2], 1.0)
+    with Journal.open(args.journal_path) as journal, Running(args):
+        play(journal, "t0", [1, 2], 1.0)
         until(lambda: journal.fates().counters.get("training_stopped") == 1)
-        assert generate(host.url, [1, 2])["output_ids"]
+        assert generate(journal.endpoint("policy"), [1, 2])["output_ids"]
         assert journal.fates().ready == 1
 
 
@@ -245,14 +247,13 @@ def _start(args: Namespace) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(vars(args))], env=env)
 
 
-def _alive_url(journal: Journal, process: subprocess.Popen[bytes]) -> str:
+def _until_alive(journal: Journal, process: subprocess.Popen[bytes]) -> None:
     def up() -> bool:
         assert process.poll() is None, "the host ended"
         policy = journal.endpoint("policy")
         return policy is not None and policy.info["pid"] == process.pid
 
     until(up, 120)
-    return journal.endpoint("policy").url
 
 
 @pytest.mark.slow
@@ -265,9 +266,9 @@ def test_case_33_kill_9_of_the_host_loses_and_repeats_nothing(model_dir, tmp_pat
         with Journal.open(args.journal_path) as journal:
             for round_number in range(3):
                 process = _start(args)
-                url = _alive_url(journal, process)
+                _until_alive(journal, process)
                 for _ in range(6):
-                    play(journal, url, f"t{n}", [1, 2 + n], 1.0 if n % 2 else -1.0)
+                    play(journal, f"t{n}", [1, 2 + n], 1.0 if n % 2 else -1.0)
                     n += 1
                 if round_number < 2:
                     seen = journal.fates().trained
