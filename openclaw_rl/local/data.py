@@ -1,8 +1,9 @@
-"""From samples to what a loss hook sees: conversion, turns as units, micro-batches, reducer.
+"""From slime's train data to what a loss hook sees: turns as units, micro-batches, the reducer.
 
 Guarantees: every trained token belongs to exactly one `Unit`; a unit weighs the masked mean of
 its own tokens, so a turn inside a merged segment has the value and the gradient it would have as
-a sample of its own; no token is padded into a loss, cut or moved.
+a sample of its own; no token is padded into a loss, cut or moved; the units of one call of the
+loss were sampled at one temperature.
 
 Pure: tensors in, tensors out; the model is elsewhere (`forward.py`).
 """
@@ -23,9 +24,10 @@ from openclaw_rl.types import TopK
 
 RolloutData = dict[str, Any]
 """slime's names, one entry a sample: `tokens`, `total_lengths`, `response_lengths`, `loss_masks`,
-`rewards`, `rollout_ids`, `sample_indices`, `rollout_mask_sums`, `turns`, and per-response-token
-tensors such as `rollout_log_probs`, `teacher_log_probs`, `advantages`, `log_probs`. Ours: `topk`,
-the teacher's candidates as `(ids, log-probs)` `[R, K]`, or None for a sample without."""
+`rewards`, `rollout_ids`, `sample_indices`, `rollout_mask_sums`, and per-response-token tensors such
+as `rollout_log_probs`, `teacher_log_probs`, `advantages`, `log_probs`. Ours: `turns` and `steps`
+(see `rollout.train_data.convert`), and `topk`, the teacher's candidates as `(ids, log-probs)`
+`[R, K]`, or None for a sample without."""
 
 PER_TOKEN = ("log_probs", "ref_log_probs", "advantages", "returns", "rollout_log_probs",
              "teacher_log_probs")  # fmt: skip
@@ -36,13 +38,16 @@ class Unit:
     """Response tokens `[start, end)` of a sample that share one mean, or a piece of them.
 
     `denominator` is the mask sum of the whole turn (or, where a conversion hook gave no turns, of
-    the whole rollout): pieces of a long turn add up to its mean.
+    the whole rollout): pieces of a long turn add up to its mean. `temperature`: that at which they
+    were sampled. `turn_id`: "" without turns.
     """
 
     sample: int
     start: int
     end: int
     denominator: float
+    temperature: float = 1.0
+    turn_id: str = ""
 
     @property
     def rows(self) -> int:
@@ -60,11 +65,10 @@ def to_tensors(data: dict[str, Any], device: torch.device | str = "cpu") -> Roll
     for i, (total, response) in enumerate(zip(out["total_lengths"], lengths, strict=True)):
         if response and not 0 < response < total:
             raise HookError(f"sample {i}: a response of {response} in {total} tokens has no prompt")
-    masks = data.get("loss_masks") or [[1] * n for n in lengths]
-    out["loss_masks"] = [_values(m, n, device) for m, n in zip(masks, lengths, strict=True)]
-    for key in ("rollout_log_probs", "teacher_log_probs", "advantages", "returns"):
-        if data.get(key) is not None:
-            out[key] = [_values(v, n, device) for v, n in zip(data[key], lengths, strict=True)]
+    out["loss_masks"] = data.get("loss_masks") or [[1] * n for n in lengths]
+    for key in ("loss_masks", "rollout_log_probs", "teacher_log_probs", "advantages", "returns"):
+        if out.get(key) is not None:
+            out[key] = [_values(v, n, device) for v, n in zip(out[key], lengths, strict=True)]
     if data.get("topk") is not None:
         out["topk"] = [_topk(v, n, device) for v, n in zip(data["topk"], lengths, strict=True)]
     out.setdefault("turns", [None] * len(lengths))
@@ -99,23 +103,19 @@ def default_advantages(data: RolloutData) -> None:
 
     One sample a turn has no group to normalise over, so the reward is the advantage (Binary RL).
     """
-    advantages = []
-    for i, mask in enumerate(data["loss_masks"]):
-        turns = data["turns"][i]
-        if turns is None:
-            advantages.append(torch.full_like(mask, float(data["rewards"][i])))
-            continue
-        values = torch.zeros_like(mask)
-        for turn in turns:
+    data["advantages"] = [torch.zeros_like(mask) for mask in data["loss_masks"]]
+    for values, turns, reward in zip(
+        data["advantages"], data["turns"], data["rewards"], strict=True
+    ):
+        whole = {"start": 0, "end": values.numel(), "reward": reward}
+        for turn in [whole] if turns is None else turns:
             values[turn["start"] : turn["end"]] = float(turn["reward"] or 0.0)
-        advantages.append(values)
-    data["advantages"] = advantages
-    data["returns"] = [a.clone() for a in advantages]
+    data["returns"] = [values.clone() for values in data["advantages"]]
 
 
 def steps_of(data: RolloutData, steps: int) -> list[list[int]]:
     """The samples of each optimiser step: as the rollout split its turns (`data["steps"]`), before
-    it merged them into samples; without a word of it, `steps` parts of the samples."""
+    it merged them into samples; where it does not say, `steps` even parts."""
     count = len(data["tokens"])
     of_sample = data.get("steps") or [i * min(steps, count) // count for i in range(count)]
     found: dict[int, list[int]] = {}
@@ -124,40 +124,42 @@ def steps_of(data: RolloutData, steps: int) -> list[list[int]]:
     return [found[step] for step in sorted(found)]
 
 
-def units_of(data: RolloutData, samples: Sequence[int], piece: int) -> tuple[list[Unit], int]:
+def units_of(
+    data: RolloutData, samples: Sequence[int], piece: int, temperature: float = 1.0
+) -> tuple[list[Unit], int]:
     """`(units, count)` of the given samples: what is trained, and how many shares the loss has.
 
     A unit is a turn with at least one unmasked token; without turns, a sample, whose denominator
     is that of its rollout (slime's rule), and `count` is the number of rollouts. Units of more
-    than `piece` tokens are cut into pieces of one denominator.
+    than `piece` tokens are cut into pieces of one denominator. `temperature` is that of turns that
+    name none. Raises `HookError` for a turn outside of its response.
     """
     units: list[Unit] = []
-    count = 0
-    rollouts: set[Any] = set()
+    shares: set[Any] = set()
+
+    def add(i: int, start: int, end: int, denominator: float, at: Any, turn_id: str) -> None:
+        at = temperature if at is None else float(at)
+        for a in range(start, end, piece):
+            units.append(Unit(i, a, min(a + piece, end), denominator, at, turn_id))
+
     for i in samples:
-        mask = data["loss_masks"][i]
-        turns = data["turns"][i]
+        mask, turns = data["loss_masks"][i], data["turns"][i]
         if turns is None:
             if mask.any():
-                rollouts.add((data.get("rollout_ids") or [i] * (i + 1))[i])
+                shares.add((data.get("rollout_ids") or range(len(data["tokens"])))[i])
                 sums = data.get("rollout_mask_sums")
                 total = float(sums[i]) if sums else float(mask.sum())
-                units.extend(_pieces(i, 0, mask.numel(), max(total, 1.0), piece))
+                add(i, 0, mask.numel(), max(total, 1.0), None, "")
             continue
-        for turn in turns:
+        for n, turn in enumerate(turns):
             start, end = int(turn["start"]), int(turn["end"])
             if not 0 <= start <= end <= mask.numel():
                 raise HookError(f"sample {i}: a turn at [{start}, {end}) is outside the response")
             weight = float(mask[start:end].sum())
             if weight > 0:
-                count += 1
-                units.extend(_pieces(i, start, end, weight, piece))
-    return units, count + len(rollouts)
-
-
-def _pieces(sample: int, start: int, end: int, denominator: float, piece: int) -> Iterator[Unit]:
-    for a in range(start, end, piece):
-        yield Unit(sample, a, min(a + piece, end), denominator)
+                shares.add((i, n))
+                add(i, start, end, weight, turn.get("temperature"), turn["turn_id"])
+    return units, len(shares)
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -176,15 +178,30 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def loss_groups(units: Sequence[Unit], rows: int) -> Iterator[list[Unit]]:
-    """Consecutive units of at most `rows` rows of logits together (a single one may need more)."""
+    """Consecutive units of one temperature, at most `rows` rows of logits together (a single one
+    may need more)."""
     group: list[Unit] = []
     for unit in units:
-        if group and sum(u.rows for u in group) + unit.rows > rows:
+        full = sum(u.rows for u in group) + unit.rows > rows
+        if group and (full or group[-1].temperature != unit.temperature):
             yield group
             group = []
         group.append(unit)
     if group:
         yield group
+
+
+def hidden_rows(data: RolloutData, samples: list[int], units: list[Unit], hidden: Tensor) -> Tensor:
+    """Rows `[sum of unit.rows, H]` of `hidden` `[B, L, H]`, the states of `samples`: of each unit
+    from the token before it to its last."""
+    batch_index: list[Tensor] = []
+    position: list[Tensor] = []
+    for u in units:
+        prompt = data["total_lengths"][u.sample] - data["response_lengths"][u.sample]
+        span = torch.arange(prompt + u.start - 1, prompt + u.end, device=hidden.device)
+        position.append(span)
+        batch_index.append(torch.full_like(span, samples.index(u.sample)))
+    return hidden[torch.cat(batch_index), torch.cat(position)]
 
 
 def loss_batch(data: RolloutData, units: Sequence[Unit]) -> dict[str, Any]:
@@ -212,16 +229,16 @@ def loss_batch(data: RolloutData, units: Sequence[Unit]) -> dict[str, Any]:
         if data.get(key) is not None:
             batch[key] = [data[key][u.sample][u.start : u.end] for u in units]
     if data.get("topk") is not None:
-        batch["values"] = [_signals(data, u, batch["loss_masks"][i]) for i, u in enumerate(units)]
+        batch["values"] = [_signals(data, u) for u in units]
     return batch
 
 
-def _signals(data: RolloutData, unit: Unit, mask: Tensor) -> TokenSignals:
+def _signals(data: RolloutData, unit: Unit) -> TokenSignals:
     """The signals of a unit, whose tokens all weigh the same: it has a denominator of its own."""
     teacher, topk = data.get("teacher_log_probs"), data["topk"][unit.sample]
     part = slice(unit.start, unit.end)
     return TokenSignals(
-        torch.ones_like(mask),
+        torch.ones_like(data["loss_masks"][unit.sample][part]),
         None if teacher is None else teacher[unit.sample][part],
         None if topk is None else topk[0][part],
         None if topk is None else topk[1][part],

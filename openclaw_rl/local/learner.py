@@ -2,17 +2,19 @@
 
 Guarantees: a step is taken whole or not at all (a loss or gradient that is not finite, a gradient
 norm or a train/rollout log-prob difference beyond its limit leave weights and optimiser as they
-were, and are told); the loss of a step is the mean over its turns, whatever the micro-batches,
-segments and pieces they came in.
+were, and are reported); the loss of a step is the mean over its turns, whatever the micro-batches,
+segments and pieces they came in; every log-prob of a turn is taken at the temperature that the turn
+was sampled at, which the loss hook reads as `args.rollout_temperature`.
 
 Memory: one micro-batch of activations, and `loss_chunk_tokens` rows of logits with their gradient.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +30,7 @@ from openclaw_rl.local.forward import (
     silence_dropout,
 )
 from openclaw_rl.local.train_args import hook
-from openclaw_rl.losses.logprobs import get_log_probs_and_entropy
+from openclaw_rl.losses.backends import Plain
 
 
 @dataclass(slots=True)
@@ -36,13 +38,13 @@ class StepReport:
     """What one optimiser step did. `skipped` is None where it was taken, else why not:
     masked, loss_not_finite, grad_not_finite, no_gradient, grad_norm, logprob_diff."""
 
-    samples: list[int]
+    turn_ids: list[str]
+    """Turns with at least one trained token."""
+    turns: int
+    """How many shares the loss has: these turns, or rollouts where a hook named no turns."""
     skipped: str | None = None
-    turns: int = 0
     trained_tokens: int = 0
     compared_tokens: int = 0
-    forward_tokens: int = 0
-    micro_batches: int = 0
     loss: float = 0.0
     grad_norm: float = 0.0
     logprob_diff: float = 0.0
@@ -84,39 +86,82 @@ class Learner:
         self.forward.check()
 
     def learn(self, data: d.RolloutData) -> list[StepReport]:
-        """Train on one rollout: `args.num_steps_per_rollout` steps. Raises `HookError`."""
-        steps = d.steps_of(data, self.args.num_steps_per_rollout)
+        """Train on one rollout, in `args.num_steps_per_rollout` steps. Raises `HookError`."""
+        args, piece = self.args, max(1, self.args.loss_chunk_tokens - 1)
+        steps = [
+            d.units_of(data, samples, piece, args.rollout_temperature)
+            for samples in d.steps_of(data, args.num_steps_per_rollout)
+        ]
+        everything = [unit for units, _ in steps for unit in units]
+        if args.use_kl_loss:
+            with self.forward.reference():
+                data["ref_log_probs"] = self._score(data, everything)
         if self.advantage_hook is not None or len(steps) > 1:
-            self._prepare(data)
+            data["log_probs"] = self._score(data, everything)
         if self.advantage_hook is None:
             d.default_advantages(data)
         else:
-            _call(self.advantage_hook, "--custom-advantage-function-path", self.args, data)
+            _call(self.advantage_hook, "--custom-advantage-function-path", args, data)
             _check_advantages(data)
-        return [self._step(data, samples) for samples in steps]
+        return [self._step(data, units, turns) for units, turns in steps]
 
-    # -- one step ----------------------------------------------------------------------------------
-
-    def _step(self, data: d.RolloutData, samples: list[int]) -> StepReport:
-        report = StepReport(samples)
-        units, report.turns = d.units_of(data, samples, max(1, self.args.loss_chunk_tokens - 1))
+    def _step(self, data: d.RolloutData, units: list[d.Unit], turns: int) -> StepReport:
+        report = StepReport(list(dict.fromkeys(u.turn_id for u in units if u.turn_id)), turns)
         if not units:
             report.skipped = "masked"
             return report
         self.optimizer.zero_grad(set_to_none=True)
-        for group in self._micro_batches(data, sorted({u.sample for u in units})):
-            self.give_way()
-            self._micro_batch(data, group, [u for u in units if u.sample in group], report)
+        for own, rows in self._micro_batches(data, units):
+            # The gradient is gathered at these rows, a few at a time; then one backward.
+            leaf = rows.detach().requires_grad_()
+            for args, group, batch, logits in self._loss_groups(data, own, leaf):
+                self._loss(args, group, batch, logits, report)
             if not math.isfinite(report.loss):
                 report.skipped = "loss_not_finite"
                 break
+            if leaf.grad is not None:
+                rows.backward(leaf.grad)  # type: ignore[no-untyped-call]
         report.logprob_diff /= max(1, report.compared_tokens)
         if report.skipped is None:
             self._update(report)
         self.optimizer.zero_grad(set_to_none=True)
         return report
 
+    def _loss(
+        self,
+        args: Namespace,
+        units: list[d.Unit],
+        batch: dict[str, Any],
+        logits: Tensor,
+        report: StepReport,
+    ) -> None:
+        """Add the loss of these units to the report, and its gradient to that of the rows."""
+        with torch.no_grad():
+            current, _ = Plain().sampled(args, batch, logits, with_entropy=False)
+        # One step a batch: the old policy is the current one, and needs no forward of its own.
+        batch.setdefault("log_probs", current)
+        masks = torch.cat(batch["loss_masks"]) > 0
+        report.trained_tokens += int(masks.sum())
+        if "rollout_log_probs" in batch:
+            gap = (torch.cat(current) - torch.cat(batch["rollout_log_probs"])).abs()
+            known = gap[masks & ~torch.cat(batch["rollout_log_probs"]).isnan()]
+            report.logprob_diff += float(known.sum())
+            report.compared_tokens += known.numel()
+            if known.numel():
+                report.logprob_diff_max = max(report.logprob_diff_max, float(known.max()))
+        loss, metrics = _call(
+            self.loss_hook, "--custom-loss-function-path",
+            args, batch, logits, d.reducer(units, batch["loss_masks"]),
+        )  # fmt: skip
+        share = loss / report.turns
+        report.loss += float(share.detach())
+        for name, value in metrics.items():
+            report.metrics[name] = report.metrics.get(name, 0.0) + float(value) / report.turns
+        if share.requires_grad and math.isfinite(report.loss):
+            share.backward()
+
     def _update(self, report: StepReport) -> None:
+        """Take the step, unless a limit forbids it (a limit of 0 is none)."""
         args = self.args
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, args.clip_grad or math.inf)
         report.grad_norm = float(norm)
@@ -131,141 +176,48 @@ class Learner:
         else:
             self.optimizer.step()
 
-    def _micro_batch(
-        self, data: d.RolloutData, samples: list[int], units: list[d.Unit], report: StepReport
-    ) -> None:
-        """Forward once, project and differentiate a few rows at a time, then backward once."""
-        reference = None
-        if self.args.use_kl_loss and data.get("ref_log_probs") is None:
-            with self.forward.reference():
-                reference = self._log_probs(data, samples, units)
-        sequences = [data["tokens"][i] for i in samples]
-        hidden = self.forward.hidden(sequences)
-        selected = _rows(data, samples, units, hidden)
-        leaf = selected.detach().requires_grad_()
-        begin = 0
-        for k, group in enumerate(d.loss_groups(units, self.args.loss_chunk_tokens)):
-            if k:
-                self.give_way()
-            end = begin + sum(u.rows for u in group)
-            logits = self.forward.logits(leaf[begin:end])
-            batch = d.loss_batch(data, group)
-            if reference is not None:
-                batch["ref_log_probs"] = [reference[u] for u in group]
-            self._loss(batch, logits, group, report)
-            begin = end
-            if not math.isfinite(report.loss):
-                return
-        if leaf.grad is not None:
-            selected.backward(leaf.grad)  # type: ignore[no-untyped-call]
-        report.micro_batches += 1
-        report.forward_tokens += hidden.shape[0] * hidden.shape[1]
-
-    def _loss(
-        self, batch: dict[str, Any], logits: Tensor, units: list[d.Unit], report: StepReport
-    ) -> None:
-        masks = batch["loss_masks"]
-        with torch.no_grad():
-            current = _current(self.args, batch, logits)
-        # One step a batch: the old policy is the current one, and needs no forward of its own.
-        batch.setdefault("log_probs", current)
-        for i, mask in enumerate(masks):
-            report.trained_tokens += int(mask.sum())
-            if "rollout_log_probs" in batch:
-                known = (mask > 0) & ~batch["rollout_log_probs"][i].isnan()
-                gap = (current[i] - batch["rollout_log_probs"][i]).abs()
-                report.logprob_diff += float(gap[known].sum())
-                report.logprob_diff_max = max(
-                    report.logprob_diff_max, float(gap[known].max()) if known.any() else 0.0
-                )
-                report.compared_tokens += int(known.sum())
-        reduce = d.reducer(units, masks)
-        loss, metrics = _call(
-            self.loss_hook, "--custom-loss-function-path", self.args, batch, logits, reduce
-        )
-        share = loss / report.turns
-        report.loss += float(share.detach())
-        for name, value in metrics.items():
-            report.metrics[name] = report.metrics.get(name, 0.0) + float(value) / report.turns
-        if share.requires_grad and math.isfinite(report.loss):
-            share.backward()
-
-    # -- passes without a gradient -----------------------------------------------------------------
-
-    def _prepare(self, data: d.RolloutData) -> None:
-        """Log-probs of whole responses under the weights before the first step (and the base's)."""
-        everything = list(range(len(data["tokens"])))
-        data["log_probs"] = self._score(data, everything)
-        if self.args.use_kl_loss:
-            with self.forward.reference():
-                data["ref_log_probs"] = self._score(data, everything)
-
-    def _score(self, data: d.RolloutData, samples: list[int]) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
-        for group in self._micro_batches(data, samples):
-            self.give_way()
-            pieces: list[d.Unit] = []
-            for i in group:
-                pieces.extend(_whole(i, data["response_lengths"][i], self.args.loss_chunk_tokens))
-            values = self._log_probs(data, group, pieces)
-            for i in group:
-                parts = [values[u] for u in pieces if u.sample == i]
-                found[i] = torch.cat(parts) if parts else torch.empty(0, device=self.forward.device)
-        return [found[i] for i in samples]
+    # -- passes over the model ---------------------------------------------------------------------
 
     @torch.no_grad()
-    def _log_probs(
-        self, data: d.RolloutData, samples: list[int], units: list[d.Unit]
-    ) -> dict[d.Unit, Tensor]:
-        hidden = self.forward.hidden([data["tokens"][i] for i in samples])
-        rows = _rows(data, samples, units, hidden)
-        values: dict[d.Unit, Tensor] = {}
-        begin = 0
-        for group in d.loss_groups(units, self.args.loss_chunk_tokens):
-            end = begin + sum(u.rows for u in group)
-            logits = self.forward.logits(rows[begin:end])
-            parts = _current(self.args, d.loss_batch(data, group), logits)
-            values.update(zip(group, parts, strict=True))
-            begin = end
+    def _score(self, data: d.RolloutData, units: list[d.Unit]) -> list[Tensor]:
+        """Log-probs `[R]` of each sample's response under the present weights, on the tokens of
+        `units`; 0 elsewhere."""
+        values = [torch.zeros_like(mask) for mask in data["loss_masks"]]
+        for own, rows in self._micro_batches(data, units):
+            for args, group, batch, logits in self._loss_groups(data, own, rows):
+                found, _ = Plain().sampled(args, batch, logits, with_entropy=False)
+                for unit, part in zip(group, found, strict=True):
+                    values[unit.sample][unit.start : unit.end] = part
         return values
 
-    def _micro_batches(self, data: d.RolloutData, samples: Sequence[int]) -> list[list[int]]:
+    def _micro_batches(
+        self, data: d.RolloutData, units: list[d.Unit]
+    ) -> Iterator[tuple[list[d.Unit], Tensor]]:
+        """One forward pass at a time: its units, by temperature, and their rows of hidden states
+        (`d.hidden_rows`)."""
+        samples = sorted({u.sample for u in units})
         lengths = [data["total_lengths"][i] for i in samples]
-        groups = d.micro_batches(lengths, self.args.max_tokens_per_gpu)
-        return [[samples[k] for k in group] for group in groups]
+        for places in d.micro_batches(lengths, self.args.max_tokens_per_gpu):
+            self.give_way()
+            group = [samples[place] for place in places]
+            own = [unit for unit in units if unit.sample in group]
+            own.sort(key=lambda unit: unit.temperature)
+            hidden = self.forward.hidden([data["tokens"][i] for i in group])
+            yield own, d.hidden_rows(data, group, own, hidden)
 
-
-def _rows(data: d.RolloutData, samples: list[int], units: list[d.Unit], hidden: Tensor) -> Tensor:
-    """Hidden rows `[sum of unit.rows, H]`: from the token before each unit to its last."""
-    place = {sample: row for row, sample in enumerate(samples)}
-    batch_index: list[Tensor] = []
-    position: list[Tensor] = []
-    for u in units:
-        prompt = data["total_lengths"][u.sample] - data["response_lengths"][u.sample]
-        span = torch.arange(prompt + u.start - 1, prompt + u.end, device=hidden.device)
-        position.append(span)
-        batch_index.append(torch.full_like(span, place[u.sample]))
-    if not units:
-        return hidden[0, :0]
-    return hidden[torch.cat(batch_index), torch.cat(position)]
-
-
-def _whole(sample: int, length: int, chunk: int) -> list[d.Unit]:
-    piece = max(1, chunk - 1)
-    return [
-        d.Unit(sample, a, min(a + piece, length), float(length)) for a in range(0, length, piece)
-    ]
-
-
-def _current(args: Namespace, batch: dict[str, Any], logits: Tensor) -> list[Tensor]:
-    _, out = get_log_probs_and_entropy(
-        logits,
-        args=args,
-        unconcat_tokens=batch["unconcat_tokens"],
-        total_lengths=batch["total_lengths"],
-        response_lengths=batch["response_lengths"],
-    )
-    return out["log_probs"]
+    def _loss_groups(
+        self, data: d.RolloutData, units: list[d.Unit], rows: Tensor
+    ) -> Iterator[tuple[Namespace, list[d.Unit], dict[str, Any], Tensor]]:
+        """A few rows of logits at a time: the arguments, units, batch and logits of one call."""
+        begin = 0
+        for group in d.loss_groups(units, self.args.loss_chunk_tokens):
+            if begin:
+                self.give_way()
+            end = begin + sum(unit.rows for unit in group)
+            args = copy.copy(self.args)
+            args.rollout_temperature = group[0].temperature
+            yield args, group, d.loss_batch(data, group), self.forward.logits(rows[begin:end])
+            begin = end
 
 
 def _call(function: Callable[..., Any], flag: str, *arguments: Any) -> Any:
@@ -280,8 +232,7 @@ def _call(function: Callable[..., Any], flag: str, *arguments: Any) -> Any:
 
 def _check_advantages(data: d.RolloutData) -> None:
     values = data.get("advantages")
-    lengths = data["response_lengths"]
-    if values is None or [v.numel() for v in values] != lengths:
+    if values is None or [v.numel() for v in values] != data["response_lengths"]:
         raise HookError(
             "--custom-advantage-function-path: rollout_data['advantages'] must have one 1-D tensor "
             "a sample with one value a response token"

@@ -61,6 +61,7 @@ def complete(args: Namespace, *, on_gpu: bool) -> Namespace:
     loss_type = getattr(full, "loss_type", None)
     if loss_type not in (None, "custom_loss"):
         raise ConfigError(f"the embedded host has loss_type custom_loss only, not {loss_type!r}")
+    full.any_temperature = True  # each turn is learnt at its own
     full.segment_steps = full.num_steps_per_rollout
     if full.num_steps_per_rollout < 1:
         raise ConfigError("num_steps_per_rollout must be at least 1")

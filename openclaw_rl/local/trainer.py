@@ -319,24 +319,11 @@ def _left_out(
     data: d.RolloutData, samples: Sequence[Sample], reports: Sequence[StepReport]
 ) -> dict[str, list[str]]:
     """Turns that no step learnt, by reason: `step_skipped`, or `masked` (no unmasked token)."""
-    why: dict[str, str] = {}
-    learnt: set[str] = set()
-    for report in reports:
-        for i in report.samples:
-            for turn in data["turns"][i] or ():
-                mask = data["loss_masks"][i][int(turn["start"]) : int(turn["end"])]
-                if not mask.any():
-                    why.setdefault(turn["turn_id"], "masked")
-                elif report.skipped is not None:
-                    why[turn["turn_id"]] = "step_skipped"
-                else:
-                    learnt.add(turn["turn_id"])
-    if all(report.skipped is not None for report in reports):
-        # Also what a conversion hook left without turns: nothing of this batch was learnt.
-        for turn_id in turn_ids(samples):
-            why.setdefault(turn_id, "step_skipped")
-    out: dict[str, list[str]] = {}
-    for turn_id, reason in why.items():
-        if turn_id not in learnt:
-            out.setdefault(reason, []).append(turn_id)
-    return out
+    named = {turn["turn_id"] for turns in data["turns"] for turn in turns or ()}
+    tried = {turn for report in reports for turn in report.turn_ids}
+    taken = [report for report in reports if report.skipped is None]
+    skipped = tried - {turn for report in taken for turn in report.turn_ids}
+    if not taken:  # nor was anything that a conversion hook left without turns
+        skipped |= set(turn_ids(samples)) - named
+    found = {"masked": sorted(named - tried), "step_skipped": sorted(skipped)}
+    return {reason: ids for reason, ids in found.items() if ids}

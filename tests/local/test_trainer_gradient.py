@@ -86,6 +86,25 @@ def test_merged_segments_have_the_gradient_of_separate_turns(
         assert b.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
 
 
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_case_46_a_batch_of_two_temperatures_has_the_gradients_of_both_added(model, top_k):
+    """Each turn is learnt at the temperature it was sampled at, also inside a merged segment."""
+    merged, single = conversation(11, 4, top_k=top_k)
+    temperatures = [0.6, 1.3, 1.3, 0.6]
+    for turn, temperature in zip(merged.metadata["turns"], temperatures, strict=True):
+        turn["temperature"] = temperature
+    same = {"opd_top_k": top_k, **COMBINED}
+    together, report = gradient(model, [merged], **same)
+    total, difference = torch.zeros_like(together), 0.0
+    for wanted in set(temperatures):
+        own = [s for s, t in zip(single, temperatures, strict=True) if t == wanted]
+        part, alone = gradient(model, own, rollout_temperature=wanted, **same)
+        total += part * len(own)
+        difference += alone.logprob_diff * alone.compared_tokens
+    torch.testing.assert_close(together, total / 4, rtol=0, atol=1e-6)
+    assert report.logprob_diff * report.compared_tokens == pytest.approx(difference)
+
+
 def test_merging_in_float32_agrees_to_one_millionth():
     model = peft_model(dtype=torch.float32)
     one, many = conversation(5, 4)
@@ -135,7 +154,7 @@ def test_a_difference_to_the_engine_that_is_no_number_is_beyond_the_limit(model)
     before = [p.detach().clone() for p in learner.parameters]
     for p in learner.parameters:
         p.grad = torch.full_like(p, 0.1)
-    report = StepReport([0], logprob_diff=float("nan"))
+    report = StepReport([], 1, logprob_diff=float("nan"))
     learner._update(report)
     learner.optimizer.zero_grad(set_to_none=True)
     assert report.skipped == "logprob_diff"
@@ -159,7 +178,7 @@ def test_several_steps_train_on_the_old_policys_log_probs(model):
 
     learner.loss_hook = spy
     reports = learner.learn(d.to_tensors(convert(args, many)))
-    assert [r.samples for r in reports] == [[0, 1], [2, 3]]
+    assert [r.turn_ids for r in reports] == [["t4.0", "t4.1"], ["t4.2", "t4.3"]]
     assert seen[0] == pytest.approx(0, abs=1e-6)
     assert seen[-1] > 1e-4
 
@@ -188,7 +207,7 @@ def test_zero_turns_a_limit_off(model):
     learner = Learner(train_args(max_grad_norm_skip=0.0, max_logprob_diff=0.0, lr=0.0), model)
     for p in learner.parameters:
         p.grad = torch.full_like(p, 1e3)
-    report = StepReport([0], logprob_diff=50.0)
+    report = StepReport([], 1, logprob_diff=50.0)
     learner._update(report)
     learner.optimizer.zero_grad(set_to_none=True)
     assert report.skipped is None
