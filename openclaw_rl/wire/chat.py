@@ -1,28 +1,27 @@
-"""Chat Completions on the way in: every field checked before anything else happens.
+"""OpenAI Chat Completions: a body in, server-sent events or the body of a reply out.
 
-A request is either understood completely or refused with 400 and the path of the field. What
-would change the *shape* of the reply and cannot be honoured (`n`, audio, JSON schemas, forced tool
-calls) is refused by name; what only bends sampling, speed or bookkeeping is listed in `ignored`.
+Only keys of the OpenAI API leave here, and every event is one complete `data:` line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.wire.errors import invalid, unsupported
-from openclaw_rl.wire.messages import parse_messages
-from openclaw_rl.wire.request import ChatRequest, check_types, flag, given_keys, obj, read_object
-from openclaw_rl.wire.request import text as text_at
-from openclaw_rl.wire.sampling import parse_sampling, positive_int
-
-TAKEN = {
-    "model", "messages", "tools", "tool_choice", "stream", "stream_options", "max_tokens",
-    "max_completion_tokens", "chat_template_kwargs", "prompt_cache_key", "user", "metadata",
-    "logprobs", "top_logprobs", "n", "response_format", "modalities", "audio", "functions",
-    "function_call", "parallel_tool_calls",
-}  # fmt: skip
-"""Keys that mean something here, be it a refusal."""
+from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
+from openclaw_rl.wire.errors import WireError, error_body, invalid
+from openclaw_rl.wire.reply import ReplyEvent, call_message, message_of
+from openclaw_rl.wire.request import (
+    Body,
+    ChatRequest,
+    Field,
+    join_parts,
+    read_sampling,
+    read_stop_tokens,
+    read_stops,
+)
 
 IGNORED: dict[str, type] = {
     "seed": int,
@@ -37,120 +36,328 @@ IGNORED: dict[str, type] = {
 }
 """Keys of the OpenAI API without effect, and their types."""
 
-SHAPES = (
+REFUSED = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
     "json_schema", "regex", "ebnf", "structural_tag", "web_search_options",
 )  # fmt: skip
 """Keys of vLLM, SGLang and OpenAI that would bind the reply to a form or a source."""
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_PLAIN_ROLES = ("system", "user", "assistant")
 
-def parse_chat_request(body: bytes, *, image_ok: bool = False) -> ChatRequest:
+
+# -- in ------------------------------------------------------------------------------------------
+
+
+def parse_chat_request(raw: bytes, *, image_ok: bool = False) -> ChatRequest:
     """Read and check a body; `WireError` 400 names the first field that is wrong.
 
     Without `image_ok` image parts are refused; with it, content with images stays a list of parts.
     """
-    data = read_object(body)
-    given = given_keys(data)
-    _refuse_shapes(given)
-    check_types(given, IGNORED)
-    sampling, known = parse_sampling(given)
-    messages = parse_messages(data.get("messages"), image_ok=image_ok)
-    tools, choice = _tools(given)
-    logprobs, top_logprobs = _logprobs(given)
-    limits = [positive_int(given, key) for key in ("max_completion_tokens", "max_tokens")]
-    options = obj(given, "stream_options")
-    ignored = [key for key in given if key not in TAKEN and key not in known]
-    if not flag(given, "parallel_tool_calls", default=True):
-        ignored.append("parallel_tool_calls")
-    if flag(options, "include_obfuscation", "stream_options."):
-        ignored.append("stream_options.include_obfuscation")
-    if any(tool["function"].get("strict") for tool in tools):
-        ignored.append("tools.function.strict")
+    body = Body(raw)
+    _refuse(body)
+    messages = parse_messages(body["messages"].value, image_ok=image_ok)
+    tools = _tools(body)
+    logprobs, top_logprobs = body["logprobs"].flag(), body["top_logprobs"]
+    top = top_logprobs.check(int) or 0
+    if not 0 <= top <= 20:
+        raise top_logprobs.invalid("must be an integer from 0 to 20")
+    if top and not logprobs:
+        raise top_logprobs.invalid("needs logprobs: true")
+    limits = [body[key].positive() for key in ("max_completion_tokens", "max_tokens")]
+    options = body["stream_options"]
+    names = {key: body[key].text() for key in ("prompt_cache_key", "user")}
+    ignored = [
+        name
+        for name, given in (
+            ("parallel_tool_calls", not body["parallel_tool_calls"].flag(default=True)),
+            ("stream_options.include_obfuscation", options["include_obfuscation"].flag()),
+            ("tools.function.strict", any(tool["function"].get("strict") for tool in tools)),
+        )
+        if given
+    ]
     return ChatRequest(
-        model=text_at(given, "model"),
+        model=body["model"].text(),
         messages=messages,
         tools=tools,
-        tool_choice=choice,
-        stream=flag(given, "stream"),
-        include_usage=flag(options, "include_usage", "stream_options."),
+        stream=body["stream"].flag(),
+        include_usage=options["include_usage"].flag(),
         max_tokens=limits[0] if limits[0] is not None else limits[1],
-        sampling=sampling,
-        template_kwargs=obj(given, "chat_template_kwargs"),
-        hints=_hints(given),
+        sampling={
+            **read_sampling(body),
+            **read_stops(body["stop"]),
+            **read_stop_tokens(body["stop_token_ids"]),
+        },
+        template_kwargs=body["chat_template_kwargs"].object(),
+        hints={
+            key: value
+            for key, value in {**names, "metadata": body["metadata"].object()}.items()
+            if value
+        },
         logprobs=logprobs,
-        top_logprobs=top_logprobs,
-        ignored=tuple(sorted(ignored)),
+        top_logprobs=top,
+        ignored=body.ignored(IGNORED, *ignored),
     )
 
 
-def _refuse_shapes(given: Mapping[str, Any]) -> None:
-    n = given.get("n", 1)
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise invalid("n", "must be an integer")
-    if n != 1:
-        raise unsupported("n", "only one choice per request is supported")
-    if "audio" in given or given.get("modalities", ["text"]) != ["text"]:
-        name = "audio" if "audio" in given else "modalities"
-        raise unsupported(name, "only text replies are supported")
-    form = obj(given, "response_format")
-    if form and form.get("type") != "text":
-        raise unsupported(
-            "response_format", "only the type 'text' is supported; ask for JSON in the prompt"
-        )
+def _refuse(body: Body) -> None:
+    if body["n"].check(int) not in (None, 1):
+        raise body["n"].unsupported("only one choice per request is supported")
+    for key, text_only in (("audio", None), ("modalities", ["text"])):
+        if body[key].value not in (None, text_only):
+            raise body[key].unsupported("only text replies are supported")
+    form = body["response_format"]
+    if form.object() and form["type"].value != "text":
+        raise form.unsupported("only the type 'text' is supported; ask for JSON in the prompt")
     for key in ("functions", "function_call"):
-        if given.get(key):
-            raise unsupported(key, "superseded; use tools and tool_choice")
-    for key in SHAPES:
-        if key in given:
-            raise unsupported(key, "constrained replies are not supported")
+        if body[key].value:
+            raise body[key].unsupported("superseded; use tools and tool_choice")
+    for key in REFUSED:
+        if body[key].value is not None:
+            raise body[key].unsupported("constrained replies are not supported")
 
 
-def _tools(given: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], Any]:
-    tools = given.get("tools", [])
-    if not isinstance(tools, list):
-        raise invalid("tools", "must be a list")
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if not isinstance(tool, dict):
-            raise invalid(where, "must be an object")
-        if tool.get("type") != "function":
-            raise invalid(f"{where}.type", "only tools of the type 'function' are supported")
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise invalid(f"{where}.function", "must be an object")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise invalid(f"{where}.function.name", "must be a non-empty string")
-        if not isinstance(function.get("description", ""), str | None):
-            raise invalid(f"{where}.function.description", "must be a string")
-        if not isinstance(function.get("parameters", {}), dict | None):
-            raise invalid(f"{where}.function.parameters", "must be an object")
-    choice = given.get("tool_choice", "auto" if tools else "none")
-    if choice == "none":
-        return (), choice
-    if choice == "auto":
-        return tuple(tools), choice
-    if choice == "required" or isinstance(choice, dict):
-        raise unsupported("tool_choice", "a call cannot be forced; use 'auto' or 'none'")
-    raise invalid("tool_choice", "must be 'auto' or 'none'")
+def _tools(body: Field) -> tuple[dict[str, Any], ...]:
+    for tool in body["tools"].items():
+        if tool.required()["type"].value != "function":
+            raise tool["type"].invalid("only tools of the type 'function' are supported")
+        function = tool["function"].required()
+        function["name"].string(empty=False)
+        function["description"].text()
+        function["parameters"].object()
+    tools, choice = body["tools"].value or (), body["tool_choice"]
+    if choice.value == "required" or isinstance(choice.value, dict):
+        raise choice.unsupported("a call cannot be forced; use 'auto' or 'none'")
+    if choice.value not in (None, "auto", "none"):
+        raise choice.invalid("must be 'auto' or 'none'")
+    return () if choice.value == "none" else tuple(tools)
 
 
-def _logprobs(given: Mapping[str, Any]) -> tuple[bool, int]:
-    logprobs = flag(given, "logprobs")
-    top = given.get("top_logprobs", 0)
-    if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 20:
-        raise invalid("top_logprobs", "must be an integer from 0 to 20")
-    if top and not logprobs:
-        raise invalid("top_logprobs", "needs logprobs: true")
-    return logprobs, top
+def parse_messages(messages: Any, *, image_ok: bool = False) -> tuple[dict[str, Any], ...]:
+    """The normalised messages (see `ChatRequest`); `WireError` 400 names the field."""
+    if not isinstance(messages, list):
+        raise invalid("messages", "must be a list of messages")
+    if not messages:
+        raise invalid("messages", "must have at least one message")
+    return tuple(
+        [
+            message
+            if _is_plain(message)
+            else _message(Field(message, f"messages[{index}]").required(), image_ok)
+            for index, message in enumerate(messages)
+        ]
+    )
 
 
-def _hints(given: Mapping[str, Any]) -> dict[str, Any]:
-    hints: dict[str, Any] = {}
-    for key in ("prompt_cache_key", "user"):
-        text = text_at(given, key)
-        if text:
-            hints[key] = text
-    metadata = obj(given, "metadata")
-    if metadata:
-        hints["metadata"] = metadata
-    return hints
+def _is_plain(message: Any) -> bool:
+    """Whether a message is in our form already, as most of a long history are."""
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and type(message.get("content")) is str
+        and message.get("role") in _PLAIN_ROLES
+    )
+
+
+def _message(message: Field, image_ok: bool) -> dict[str, Any]:
+    role = message["role"].value
+    if role == "function":
+        raise message["role"].invalid("'function' is superseded; use 'tool' and tool_call_id")
+    if role not in _ROLES:
+        raise message["role"].invalid(f"must be one of {', '.join(_ROLES)}")
+    content = message["content"]
+    if role == "assistant" and content.value is None:
+        message["refusal"].text()
+        content = message["refusal"]
+    result: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(content, role, image_ok),
+    }
+    if message["name"].text() is not None:
+        result["name"] = message["name"].value
+    if role == "assistant":
+        result.update(_assistant(message))
+    if role == "tool":
+        result["tool_call_id"] = message["tool_call_id"].string(empty=False)
+    return result
+
+
+def _content(content: Field, role: str, image_ok: bool) -> Any:
+    if content.value is None and role in ("assistant", "tool"):
+        return None if role == "assistant" else ""  # a tool that returned nothing
+    if isinstance(content.value, str):
+        return content.value
+    if not isinstance(content.value, list):
+        raise content.invalid("must be a string or a list of parts")
+    return join_parts([_part(part.required(), role, image_ok) for part in content.items()])
+
+
+def _part(part: Field, role: str, image_ok: bool) -> dict[str, Any]:
+    kind = part["type"].value
+    if kind == "text" or (kind == "refusal" and role == "assistant"):
+        return {"type": "text", "text": part[kind].string()}
+    if kind == "image_url":
+        if not image_ok or role != "user":
+            raise part.invalid("images are not supported: this model reads text only")
+        part["image_url"]["url"].string()
+        return {"type": "image_url", "image_url": dict(part["image_url"].value)}
+    if kind in ("input_audio", "file", "video_url"):
+        raise part.invalid(f"parts of the type '{kind}' are not supported")
+    raise part["type"].invalid("must be 'text'")
+
+
+def _assistant(message: Field) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key in ("reasoning_content", "reasoning"):  # the second is OpenRouter's and vLLM's name
+        if message[key].text() is not None:
+            result["reasoning_content"] = message[key].value
+            break
+    if message["function_call"].value:
+        raise message["function_call"].invalid("superseded; use tool_calls")
+    if message["audio"].value:
+        raise message["audio"].invalid("audio is not supported: this model reads text only")
+    if calls := [_call(call.required()) for call in message["tool_calls"].items()]:
+        result["tool_calls"] = calls
+    return result
+
+
+def _call(call: Field) -> dict[str, Any]:
+    if call["type"].value not in (None, "function"):
+        raise call["type"].invalid("must be 'function'")
+    function = call["function"].required()
+    arguments = function["arguments"]
+    if isinstance(arguments.value, dict):
+        arguments = Field(json.dumps(arguments.value, ensure_ascii=False), arguments.path)
+    name = function["name"].string(empty=False)
+    return call_message(call["id"].string(), name, arguments.string())
+
+
+# -- out -----------------------------------------------------------------------------------------
+
+_LOWEST = -9999.0
+"""What the OpenAI API writes for a log-probability that JSON cannot hold (minus infinity)."""
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class ChatStream:
+    """Writes one streamed reply; see `ReplyStream`. Keeps no text."""
+
+    def __init__(self, head: Head) -> None:
+        self._include_usage = head.request.include_usage
+        self._head = _head(head, "chat.completion.chunk")
+        self._texts = {
+            "reasoning": TextEvent(lambda text: self._chunk({"reasoning_content": text})),
+            "content": TextEvent(lambda text: self._chunk({"content": text})),
+        }
+
+    def start(self, usage: Usage) -> bytes:
+        """The first chunk: the role."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def event(self, event: ReplyEvent, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+        """One piece of the reply; a tool call goes out whole, in one chunk."""
+        if event.kind == "tool_call":
+            call = call_message(event.call_id, event.name, event.arguments)
+            return self._chunk({"tool_calls": [{"index": event.index, **call}]}, logprobs=logprobs)
+        if logprobs is None:
+            return self._texts[event.kind](event.text)
+        key = "content" if event.kind == "content" else "reasoning_content"
+        return self._chunk({key: event.text}, logprobs=logprobs)
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> bytes:
+        """Log-probabilities of tokens that show no text (yet)."""
+        return self._chunk({}, logprobs=tokens)
+
+    def keepalive(self) -> bytes:
+        """A chunk that says nothing: clients' idle watchdogs count data, not SSE comments."""
+        return self._chunk({})
+
+    def end(self, ending: Ending) -> bytes:
+        """The chunk with the finish reason, the usage (empty `choices`) where the client asked
+        for it, and the end of the stream."""
+        data = self._chunk({}, ending.reason)
+        if self._include_usage:
+            data += _data({**self._head, "choices": [], "usage": _usage(ending.usage)})
+        return data + _DONE
+
+    def fail(self, error: WireError) -> bytes:
+        """An error object in place of the rest."""
+        return _data(error_body(error)) + _DONE
+
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        reason: str | None = None,
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": reason}
+        if logprobs is not None:
+            choice["logprobs"] = _logprobs(logprobs)
+        body = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            body["usage"] = None
+        return _data(body)
+
+
+def chat_completion(
+    head: Head,
+    events: Sequence[ReplyEvent],
+    ending: Ending,
+    logprobs: Sequence[TokenLogprob] | None = None,
+) -> dict[str, Any]:
+    """The body of an unstreamed reply."""
+    choice = {
+        "index": 0,
+        "message": message_of(events),
+        "logprobs": None if logprobs is None else _logprobs(logprobs),
+        "finish_reason": ending.reason,
+    }
+    return {**_head(head, "chat.completion"), "choices": [choice], "usage": _usage(ending.usage)}
+
+
+def _head(head: Head, kind: str) -> dict[str, Any]:
+    # The id carries the turn's, so that feedback can name it.
+    return {
+        "id": f"chatcmpl-{head.turn_id}",
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _token(item: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": item.token,
+        "logprob": item.logprob if math.isfinite(item.logprob) else _LOWEST,
+        "bytes": None if item.bytes is None else list(item.bytes),
+    }
+
+
+def _data(body: Mapping[str, Any]) -> bytes:
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+CHAT = Dialect(
+    name="chat",
+    parse=parse_chat_request,
+    stream=ChatStream,
+    whole=chat_completion,
+    error_body=error_body,
+)

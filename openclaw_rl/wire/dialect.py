@@ -5,8 +5,9 @@ The gateway knows only these types. A new dialect is one `Dialect` and a route.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from typing import Any, Literal, Protocol
 
 from openclaw_rl.wire.errors import WireError
@@ -59,15 +60,6 @@ class Head:
     request: ChatRequest
 
 
-@dataclass(frozen=True, slots=True)
-class WholeReply:
-    """A finished reply: as a message, and as the events in their order."""
-
-    message: Mapping[str, Any]
-    events: Sequence[ReplyEvent]
-    logprobs: Sequence[TokenLogprob] | None = None
-
-
 class ReplyStream(Protocol):
     """Writes one streamed reply. Each method returns the bytes to send now."""
 
@@ -92,12 +84,34 @@ class ReplyStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One way of speaking. `id_header` names the header that carries the reply's id, if any."""
+    """One way of speaking. `whole` makes the body of an unstreamed reply; its log-probs are None
+    where the client asked for none. `id_header` names the header with the reply's id, if any."""
 
     name: str
     parse: Callable[[bytes], ChatRequest]
     stream: Callable[[Head], ReplyStream]
-    whole: Callable[[Head, WholeReply, Ending], dict[str, Any]]
+    whole: Callable[
+        [Head, Sequence[ReplyEvent], Ending, Sequence[TokenLogprob] | None], dict[str, Any]
+    ]
     error_body: Callable[[WireError], dict[str, Any]]
-    error_status: Callable[[WireError], int]
+    error_status: Callable[[WireError], int] = lambda error: error.status
     id_header: str | None = None
+
+
+class TextEvent:
+    """A stream event of which only a text changes: all around it is encoded once.
+
+    `encode` makes the event of a text. Behind the text there must be nothing from outside.
+    """
+
+    __slots__ = ("_before", "_behind")
+
+    _HOLE = "\ue000"
+
+    def __init__(self, encode: Callable[[str], bytes]) -> None:
+        hole = encode_basestring(self._HOLE).encode()
+        self._before, _, self._behind = encode(self._HOLE).rpartition(hole)
+
+    def __call__(self, text: str) -> bytes:
+        """The event of `text`."""
+        return self._before + encode_basestring(text).encode("utf-8", "replace") + self._behind

@@ -51,11 +51,6 @@ def invalid(param: str | None, message: str, *, code: str | None = None) -> Wire
     return WireError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
-def unsupported(param: str, message: str) -> WireError:
-    """400: a parameter that changes the shape of the reply and cannot be honoured here."""
-    return WireError(400, f"{param}: {message}", param=param, code="unsupported_parameter")
-
-
 def prompt_too_long(prompt_tokens: int, limit: int) -> WireError:
     """400 for a prompt beyond the context, worded so that agents compact their history."""
     return WireError(

@@ -1,33 +1,30 @@
 """Which model writes its replies how: the one place that knows.
 
-A `ReplyFormat` makes the parser of a reply. `choose_format` reads it off the chat template and
-the special tokens, then off the model's name; `find_format` takes the name that a person gave;
-`format_for` does what `--reply-format` says.
+A `ReplyFormat` makes the parser of a reply. `choose_format` does what `--reply-format` says, or
+reads it off the chat template and the special tokens, then off the model's name.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.wire import harmony, sglang_calls, syntax
-from openclaw_rl.wire.reply import ReplyParser, ReplyReader, new_call_id
-from openclaw_rl.wire.syntax import CallSyntax, schemas
-
-SGLANG = "sglang"
-"""`sglang:NAME` is the parser NAME of an installed SGLang, `sglang` the one that fits the model."""
+from openclaw_rl.wire import calls
+from openclaw_rl.wire.calls import Found, Tools
+from openclaw_rl.wire.reply import Marks, ReplyParser, Section, Syntax, begins, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """`syntax` None is harmony. `marks` must stay visible although the tokenizer may call them
-    special; of these, `inner` stand between two messages of one reply and do not end it."""
+    """`marks` must stay visible although the tokenizer may call them special; of these, `inner`
+    stand between two messages of one reply and do not end it."""
 
     name: str
-    syntax: CallSyntax | None
+    syntax: Syntax
     marks: frozenset[str]
     inner: frozenset[str] = frozenset()
 
@@ -37,15 +34,11 @@ class ReplyFormat:
         *,
         in_reasoning: bool = False,
         new_id: Callable[[], str] = new_call_id,
-    ) -> ReplyReader:
+    ) -> ReplyParser:
         """A reader of one reply. `tools`: those of the request; none: calls are text.
         `in_reasoning`: the prompt already opened `<think>`."""
-        offered = schemas(tools) if tools else None
-        if self.syntax is None:
-            return harmony.HarmonyParser(tools=offered, new_id=new_id)
-        return ReplyParser(
-            tools=offered, in_reasoning=in_reasoning, syntax=self.syntax, new_id=new_id
-        )
+        offered = calls.schemas(tools) if tools else None
+        return ReplyParser(self.syntax, offered, in_reasoning=in_reasoning, new_id=new_id)
 
     def message(
         self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, in_reasoning: bool = False
@@ -62,38 +55,135 @@ class ReplyFormat:
         """A value that is equal for texts that mean the same reply: white space around its parts
         and the writing of arguments do not count."""
         message = self.message(text, tools, in_reasoning=in_reasoning)
-        calls = [call["function"] for call in message.get("tool_calls", ())]
+        called = [call["function"] for call in message.get("tool_calls", ())]
         return (
             message.get("reasoning_content", "").strip(),
             (message["content"] or "").strip(),
             [(call["name"], json.dumps(json.loads(call["arguments"]), sort_keys=True))
-             for call in calls],
+             for call in called],
         )  # fmt: skip
 
 
-def _format(name: str, calls: CallSyntax, *inner_marks: str) -> ReplyFormat:
-    ends = (end for end in calls.marks.values() if end is not None)
-    return ReplyFormat(name, calls, frozenset((*calls.marks, *ends, *_THINK, *inner_marks)))
+# -- the table -----------------------------------------------------------------------------------
 
 
-_THINK = ("<think>", "</think>")
+def _one(opening: str, close: str, read: calls.Read, *words: str) -> dict[str, Section]:
+    """A section that begins with one of `words`."""
+    return {opening: Section(Marks(close), read, lambda body: begins(body, *words))}
+
+
+def _fits_glm(body: str) -> bool | None:
+    match = re.match(r"\s*[\w.-]+\s*", body)
+    if match is None:
+        return False if body.strip() else None
+    return begins(body[match.end() :], "<arg_key>", "</tool_call>")
+
+
+def _fits_llama(body: str) -> bool | None:
+    text = body.lstrip()
+    if not text.startswith("{"):
+        return False if text else None
+    return begins(text[1:], '"name"', '"type"', '"function"', '"parameters"', '"arguments"')
+
+
+HERMES = Syntax(_one("<tool_call>", "</tool_call>", calls.read_json, "{", "["))
+QWEN3_CODER = Syntax(_one("<tool_call>", "</tool_call>", calls.read_coder, "<function=", "{"))
+GLM = Syntax({"<tool_call>": Section(Marks("</tool_call>"), calls.read_glm, _fits_glm)})
+KIMI = Syntax(
+    _one(
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+        # Its template writes the id back, so the model's own has to come back from the client.
+        calls.rows(
+            r"\s*<\|tool_call_begin\|>\s*(?:(?=(?P<id>[\w.-]+:\d+)))?"
+            r"(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?\s*"
+            r"<\|tool_call_argument_begin\|>(?P<arguments>.*?)<\|tool_call_end\|>\s*"
+        ),
+        "<|tool_call_begin|>",
+    )
+)  # fmt: skip
+_DEEPSEEK_JSON = calls.rows(  # V3 and R1 fence their JSON, V3.1 does not
+    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^\n<]+)"
+    r"(?:\n```json\n|<｜tool▁sep｜>)(?P<arguments>.*?)(?:\n```)?<｜tool▁call▁end｜>\s*"
+)
+DEEPSEEK = Syntax(
+    {
+        **_one("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _DEEPSEEK_JSON,
+               "<｜tool▁call▁begin｜>"),
+        **_one("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", calls.read_dsml,
+               "<｜DSML｜invoke"),
+        **_one("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", calls.read_dsml, "<｜DSML｜invoke"),
+    }
+)  # fmt: skip
+LLAMA3 = Syntax(
+    {
+        "<|python_tag|>": Section(Marks(), calls.read_llama),
+        "<function=": Section(
+            Marks("</function>"), calls.rows(r"(?P<name>[\w.-]+)>(?P<arguments>.*)")
+        ),
+    },
+    bare=Section(Marks(), calls.read_llama, _fits_llama),
+)
+
+# gpt-oss' harmony: a reply is a row of messages, each in a channel. `analysis` is reasoning,
+# `final` (and `commentary` without a recipient) is content, a recipient makes it a call:
+#     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary
+#     to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_HEADS = ("<|start|>", "<|channel|>")  # begin a message also where the end of the last is missing
+_LONGEST_HEAD = 500
+"""Characters within which a head ends by `<|message|>`, or is none; real ones have about 60."""
+
+
+def _fits_head(body: str) -> bool | None:
+    if body.find("<|message|>", 0, _LONGEST_HEAD) >= 0:
+        return True
+    return None if len(body) < _LONGEST_HEAD else False
+
+
+def _read_head(mark: str, body: str, tools: Tools) -> Found:
+    head = f"{mark}{body}<|message|>"
+    if re.search(r"\bto=[^\s<]", head):
+        return Found(then=_HARMONY_CALL, mark=head)
+    channel = re.search(r"<\|channel\|>\s*(\w+)", head)
+    return Found(then="reasoning" if channel and channel[1] == "analysis" else "content")
+
+
+def _read_harmony_call(head: str, body: str, tools: Tools) -> Found:
+    name = re.findall(r"\bto=([^\s<]+)", head)[0].removeprefix("functions.")
+    return Found([calls.Call(name, body.strip())] if tools and calls.is_object(body) else [])
+
+
+_HARMONY_CALL = Section(Marks(*_ENDS, before=_HEADS), _read_harmony_call, whole=True)
+_HARMONY_HEAD = Section(Marks("<|message|>"), _read_head, _fits_head)
+HARMONY = Syntax(
+    dict.fromkeys(_HEADS, _HARMONY_HEAD),
+    bare=Section(
+        Marks("<|message|>"), _read_head,
+        lambda body: begins(body, "to=") and _fits_head(body),
+    ),
+    think=None,
+    ends=_ENDS,
+)  # fmt: skip
+
+
+def _format(name: str, syntax: Syntax, *more: str, inner: tuple[str, ...] = ()) -> ReplyFormat:
+    marks = {*syntax.in_text.all, *syntax.in_reasoning.all, *(syntax.think or ()), *more}
+    marks |= {mark for section in syntax.sections.values() for mark in section.close.all}
+    return ReplyFormat(name, syntax, frozenset(marks), frozenset(inner))
+
 
 FORMATS: Mapping[str, ReplyFormat] = {
     one.name: one
     for one in (
-        _format("hermes", syntax.HERMES),
-        _format("qwen3-coder", syntax.QWEN3_CODER),
-        _format("glm", syntax.GLM, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        _format(
-            "kimi", syntax.KIMI,
-            "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>",
-        ),
-        _format(
-            "deepseek", syntax.DEEPSEEK,
-            "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "｜DSML｜",
-        ),
-        _format("llama3", syntax.LLAMA3),
-        ReplyFormat("gpt-oss", None, frozenset(harmony.MARKS), frozenset(("<|end|>",))),
+        _format("hermes", HERMES),
+        _format("qwen3-coder", QWEN3_CODER),
+        _format("glm", GLM, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        _format("kimi", KIMI, "<|tool_call_begin|>", "<|tool_call_end|>",
+                "<|tool_call_argument_begin|>"),
+        _format("deepseek", DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+                "｜DSML｜"),
+        _format("llama3", LLAMA3),
+        _format("gpt-oss", HARMONY, "<|constrain|>", inner=("<|end|>",)),
     )
 }  # fmt: skip
 
@@ -108,6 +198,14 @@ _SIGNS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("hermes", ("<tool_call>",), False),
     ("llama3", ("<|python_tag|>",), True),
 )
+_UNREAD = (
+    ("MiniMax M2", "<minimax:tool_call>"),
+    ("Mistral", "[TOOL_CALLS]"),
+    ("LFM2", "<|tool_call_start|>"),
+    ("Intern-S1", "<|plugin|>"),
+)
+"""Families whose calls nobody here reads, and what their templates hold."""
+
 _NAMES = (
     ("gpt-oss", "gpt-oss"), ("kimi", "kimi"), ("deepseek", "deepseek"), ("glm", "glm-4"),
     ("qwen3-coder", "qwen3-coder"), ("llama3", "llama-3"),
@@ -115,22 +213,23 @@ _NAMES = (
 
 
 def choose_format(
-    template: str, tokens: Collection[str], model: str = ""
+    asked: str, template: str, tokens: Collection[str], model: str = ""
 ) -> tuple[ReplyFormat, str]:
-    """The format of a model and what gave it away.
+    """The format that `--reply-format` asks for ("auto": that of the model), and what decided.
 
     `template` is its chat template, `tokens` the texts of its added tokens, `model` its name.
+    Raises `ConfigError` where there is no such format.
     """
+    if asked != "auto":
+        return find_format(asked), "--reply-format"
     for name, signs, in_tokens in _SIGNS:
         if all(sign in template for sign in signs):
             return FORMATS[name], "chat template"
         if in_tokens and all(sign in tokens for sign in signs):
             return FORMATS[name], "special tokens"
-    other = sglang_calls.detect(template)
-    if other is not None and sglang_calls.installed():
-        return _of_sglang(other), "chat template"
-    if other is not None:
-        return FORMATS["hermes"], f"default: the format {other} of its template needs SGLang"
+    for family, sign in _UNREAD:
+        if sign in template:
+            return FORMATS["hermes"], f"default: calls in the form of {family} are not read"
     for name, word in _NAMES:
         if word in model.lower():
             return FORMATS[name], "model name"
@@ -139,39 +238,6 @@ def choose_format(
 
 def find_format(name: str) -> ReplyFormat:
     """The format of that name. Raises `ConfigError` where there is none."""
-    if name.startswith(f"{SGLANG}:"):
-        return _of_sglang(name.removeprefix(f"{SGLANG}:"))
     if name not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise ConfigError(
-            f"--reply-format: {name!r} is none of auto, {known}, {SGLANG}, {SGLANG}:NAME "
-            "(SGLang's own)"
-        )
+        raise ConfigError(f"--reply-format: {name!r} is not one of auto, {', '.join(FORMATS)}")
     return FORMATS[name]
-
-
-def check_asked(asked: str) -> None:
-    """Raises `ConfigError` where `--reply-format` asks for what no model can have here."""
-    if asked == SGLANG:
-        sglang_calls.require(asked)
-    elif asked != "auto":
-        find_format(asked)
-
-
-def format_for(
-    asked: str, template: str, tokens: Collection[str], model: str = ""
-) -> tuple[ReplyFormat, str]:
-    """The format that `--reply-format` asks for, and what gave it away; of the model as
-    `choose_format`. Raises `ConfigError` where it cannot be had."""
-    if asked not in ("auto", SGLANG):
-        return find_format(asked), "--reply-format"
-    chosen, by = choose_format(template, tokens, model)
-    if asked == SGLANG and chosen.name in FORMATS:
-        chosen = _of_sglang(sglang_calls.name_for(chosen.name, template))
-    return chosen, by
-
-
-def _of_sglang(name: str) -> ReplyFormat:
-    made = _format(f"{SGLANG}:{name}", sglang_calls.load(name))
-    own = sglang_calls.kin(name)
-    return replace(made, marks=made.marks | FORMATS[own].marks) if own else made

@@ -1,29 +1,28 @@
-"""Incremental reading of a model's reply: reasoning in `<think>`, text, and tool calls.
+"""Reading a model's reply as it grows: reasoning, text and tool calls. One automaton for all
+families of models; `formats.py` has the table of how each of them writes.
 
-Guarantees: the message does not depend on how the text was cut into pieces; no part of a tag is
-ever shown; text that merely resembles a tag is released as soon as it cannot become one; a tool
+Guarantees: the message does not depend on how the text was cut into pieces; no part of a mark is
+ever shown; text that merely resembles a mark is released as soon as it cannot become one; a tool
 call is one event, emitted when it is complete; what is not a valid call stays text, verbatim.
 White space is dropped in four places only: around reasoning that holds nothing else, the newlines
-after `</think>`, the newlines between text and a call, white space behind a call.
-
-How calls are written is `syntax.py`'s business; `formats.py` knows which model writes how.
+after reasoning, the newlines between text and a call, white space behind a call.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
-from openclaw_rl.wire.calls import Call
-from openclaw_rl.wire.syntax import HERMES, CallSyntax, Section, Tools, held
+from openclaw_rl.wire.calls import Call, Found, Read, Tools
 
 THINK, END_THINK = "<think>", "</think>"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyEvent:
+class ReplyEvent(NamedTuple):
     """One thing to show: a piece of `text`, or one whole tool call (the `index`-th of the reply).
 
     `arguments` is the JSON text that the model wrote.
@@ -37,149 +36,217 @@ class ReplyEvent:
     arguments: str = ""
 
 
+def message_of(events: Iterable[ReplyEvent]) -> dict[str, Any]:
+    """The assistant message of a reply; `content` is null only beside tool calls."""
+    texts: dict[str, list[str]] = {"content": [], "reasoning": []}
+    calls = []
+    for event in events:
+        if event.kind == "tool_call":
+            calls.append(call_message(event.call_id, event.name, event.arguments))
+        else:
+            texts[event.kind].append(event.text)
+    content = "".join(texts["content"])
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if texts["reasoning"]:
+        message["reasoning_content"] = "".join(texts["reasoning"])
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def call_message(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """One entry of `tool_calls`; `arguments` is a JSON text."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
 def new_call_id() -> str:
     """A fresh tool-call id of letters and digits only: agents drop every other character."""
     return "call" + secrets.token_hex(12)
 
 
-class ReplyReader:
-    """What every reader of replies keeps: the events not yet taken, and the message so far."""
-
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._new_id = new_id
-        self._events: list[ReplyEvent] = []
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-
-    def feed(self, text: str) -> list[ReplyEvent]:
-        """Take the next piece of the reply; return what can be shown now."""
-        raise NotImplementedError
-
-    def finish(self) -> list[ReplyEvent]:
-        """The reply is over: release everything that was held back."""
-        raise NotImplementedError
-
-    def message(self) -> dict[str, Any]:
-        """The reply so far as an assistant message; `content` is null only beside tool calls."""
-        content = "".join(self._content)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": content if content or not self._calls else None,
-        }
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
-        if self._calls:
-            message["tool_calls"] = [dict(call) for call in self._calls]
-        return message
-
-    def _emit(self, kind: Literal["reasoning", "content"], text: str) -> None:
-        if not text:
-            return
-        (self._reasoning if kind == "reasoning" else self._content).append(text)
-        if self._events and self._events[-1].kind == kind:
-            text = self._events.pop().text + text
-        self._events.append(ReplyEvent(kind, text))
-
-    def _emit_call(self, call: Call) -> None:
-        call_id = call.call_id or self._new_id()
-        index = len(self._calls)
-        self._events.append(ReplyEvent("tool_call", "", index, call_id, call.name, call.arguments))
-        function = {"name": call.name, "arguments": call.arguments}
-        self._calls.append({"id": call_id, "type": "function", "function": function})
-
-    def _take(self) -> list[ReplyEvent]:
-        events, self._events = self._events, []
-        return events
+# -- how a family writes -------------------------------------------------------------------------
 
 
-class ReplyParser(ReplyReader):
+class Marks:
+    """Literal marks to look for in a growing text. A match of one of `before` is empty: it ends
+    what stands before it, and is itself still to be read."""
+
+    def __init__(self, *marks: str, before: Iterable[str] = ()) -> None:
+        self.all = (*marks, *before)
+        self.longest = max(map(len, self.all), default=0)
+        patterns = [*map(re.escape, marks), *(f"(?={re.escape(mark)})" for mark in before)]
+        self._search = re.compile("|".join(patterns) or r"(?!)").search
+        self._first = {mark[0] for mark in self.all}
+
+    def search(self, text: str, at: int = 0) -> re.Match[str] | None:
+        """The first mark in `text` from `at` on."""
+        return self._search(text, at)
+
+    def held(self, text: str) -> int:
+        """How many characters at the end of `text` may be the beginning of a mark."""
+        for at in range(max(0, len(text) - self.longest + 1), len(text)):
+            if text[at] in self._first and any(mark.startswith(text[at:]) for mark in self.all):
+                return len(text) - at
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What is held back until it is read: from an opening mark to one of `close` (without any: to
+    the end of the reply).
+
+    `fits(body)` looks at the first characters: False where no section begins like this, so that
+    the text is released at once; None while that is open. What is not valid becomes text: its
+    opening mark, and what follows is read again; all of it with `whole`.
+    """
+
+    close: Marks
+    read: Read
+    fits: Callable[[str], bool | None] = lambda body: True
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How a family writes. `sections`: what opens one, and what it is. `bare`: a section without
+    an opening mark, with which a message may begin. `think`: what stands around reasoning at the
+    beginning of the reply. `ends`: what ends a message, of which such a reply may have several."""
+
+    sections: Mapping[str, Section]
+    bare: Section | None = None
+    think: tuple[str, str] | None = (THINK, END_THINK)
+    ends: tuple[str, ...] = ()
+
+    @cached_property
+    def in_text(self) -> Marks:
+        """What counts in text."""
+        return Marks(*self.ends, *self.sections)
+
+    @cached_property
+    def in_reasoning(self) -> Marks:
+        """What ends reasoning."""
+        if self.think is not None:
+            return Marks(self.think[1])
+        return Marks(*self.ends, before=self.sections)
+
+
+def begins(body: str, *words: str) -> bool | None:
+    """Whether `body` begins with one of `words`, white space aside; None while it may."""
+    text = body.lstrip()
+    if any(text.startswith(word) for word in words):
+        return True
+    return None if any(word.startswith(text) for word in words) else False
+
+
+# -- the automaton -------------------------------------------------------------------------------
+
+_NOTHING = Marks()
+
+
+class ReplyParser:
     """Reads one reply. `tools`: the tools that may be called (None: calls are text);
-    `reasoning`: read `<think>`; `in_reasoning`: the prompt already opened `<think>`. Ids come from
-    `new_id` where the model writes none."""
+    `in_reasoning`: the prompt already opened the reasoning. Ids come from `new_id` where the model
+    writes none."""
 
     def __init__(
         self,
-        *,
+        syntax: Syntax,
         tools: Tools | None,
-        reasoning: bool = True,
+        *,
         in_reasoning: bool = False,
-        syntax: CallSyntax = HERMES,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        super().__init__(new_id)
-        self._tools = tools
         self._syntax = syntax
-        self._bare = syntax.bare and tools is not None
-        self._opened = reasoning and in_reasoning
-        self._state: Literal["start", "reasoning", "content", "call"] = (
-            "start" if reasoning else "content"
-        )
-        self._buf = ""  # not yet understood; short, except inside a call
-        self._later: list[str] = []  # pieces of a call that cannot close it, joined when needed
-        self._mark = ""  # inside a call: what opened it
-        self._end: str | None = None  # inside a call: what closes it (None: the reply's end)
-        self._scanned = 0  # inside a call: no closing tag of it begins before this position
-        self._begun = False  # inside a call: its first characters were seen, and fit
-        self._trim = False  # newlines right after </think> are not content
-        self._space = ""  # white space whose fate depends on what follows
+        self._tools = tools
+        self._new_id = new_id
+        read = tools is not None or bool(syntax.ends)
+        self._marks = syntax.in_text if read else _NOTHING
+        self._bare = syntax.bare if read else None
+        self._at_begin = True  # nothing of this message was read: a bare section may follow
+        # Each step reads on in `_buf` and returns whether another one may follow.
+        self._step: Callable[[bool], bool] = self._start if syntax.think else self._text
+        self._in_reasoning = in_reasoning
+        self._events: list[ReplyEvent] = []  # not yet taken
+        self._shown: list[ReplyEvent] = []
+        self._calls = 0
+        self._said = {"reasoning": False, "content": False}
+        self._buf = ""  # not yet understood; short, except inside a section
+        self._trim = False  # newlines right behind reasoning are not content
+        self._space = ""  # white space of which the next character decides
         self._after_call = False
+        self._section: Section | None = None
+        self._mark = ""  # what opened the section
+        self._begun = False  # the first characters of the section were seen, and fit
+        self._scanned = 0  # no mark that closes the section begins before this position
+        self._later: list[str] = []  # pieces of the section that do not close it
+        self._tail = ""  # the last characters of them
 
     def feed(self, text: str) -> list[ReplyEvent]:
         """Take the next piece of the reply; return what can be shown now."""
-        if self._state == "call" and self._waits_for_more(text):
-            return []
-        self._buf += text
-        self._run(final=False)
-        return self._take()
+        if self._section is not None and self._begun:  # linear in the length of long arguments
+            close = self._section.close
+            self._tail += text
+            if close.search(self._tail) is None:
+                self._tail = self._tail[-close.longest :] if close.longest else ""
+                self._later.append(text)
+                return []
+        return self._read(text, final=False)
 
     def finish(self) -> list[ReplyEvent]:
         """The reply is over: release everything that was held back."""
-        self._collect()
-        self._run(final=True)
-        if self._state == "content":
-            space, self._space = self._space, ""
-            if space and not self._after_call:
-                self._emit("content", space)
+        events = self._read("", final=True)
+        self._release_space()
+        return events + self._take()
+
+    def message(self) -> dict[str, Any]:
+        """The reply so far as an assistant message."""
+        return message_of(self._shown)
+
+    def _read(self, text: str, *, final: bool) -> list[ReplyEvent]:
+        if self._later:
+            text = "".join([*self._later, text])
+            self._later.clear()
+        self._buf += text
+        while self._step(final):
+            pass
         return self._take()
 
-    # -- the automaton: each step returns whether another one may follow ----------------------
+    def _take(self) -> list[ReplyEvent]:
+        events, self._events = self._events, []
+        self._shown += events
+        return events
 
-    def _run(self, *, final: bool) -> None:
-        steps = {
-            "start": self._start,
-            "reasoning": self._reason,
-            "content": self._text,
-            "call": self._call,
-        }
-        while steps[self._state](final):
-            pass
+    # -- steps ---------------------------------------------------------------------------------
 
     def _start(self, final: bool) -> bool:
         """Before the first visible character: does the reply (again) open its reasoning?"""
+        assert self._syntax.think is not None
+        mark = self._syntax.think[0]
         text = self._buf.lstrip()
-        if text.startswith(THINK):
-            self._buf = text[len(THINK) :]
-            self._opened = True
-        elif not final and THINK.startswith(text):
+        if text.startswith(mark):
+            self._buf = text[len(mark) :]
+            self._in_reasoning = True
+        elif not final and mark.startswith(text):
             return False
-        self._state = "reasoning" if self._opened else "content"
+        self._step = self._reasoning if self._in_reasoning else self._text
         return True
 
-    def _reason(self, final: bool) -> bool:
-        end = self._buf.find(END_THINK)
-        if end >= 0:
-            self._show_reasoning(self._buf[:end])
-            self._buf = self._buf[end + len(END_THINK) :]
-            self._space = ""
-            self._trim = True
-            self._state = "content"
-            return True
-        keep = 0 if final else held(self._buf, END_THINK)
-        cut = len(self._buf) - keep
-        self._show_reasoning(self._buf[:cut])
-        self._buf = self._buf[cut:]
-        return False
+    def _reasoning(self, final: bool) -> bool:
+        marks = self._syntax.in_reasoning
+        match = marks.search(self._buf)
+        if match is None:
+            self._show("reasoning", self._cut(0 if final else marks.held(self._buf)))
+            return False
+        self._show("reasoning", self._buf[: match.start()])
+        self._buf = self._buf[match.end() :]
+        self._space = ""
+        self._trim = self._at_begin = True
+        self._step = self._text
+        return True
 
     def _text(self, final: bool) -> bool:
         if self._trim:
@@ -187,106 +254,125 @@ class ReplyParser(ReplyReader):
             if not self._buf:
                 return False
             self._trim = False
-        if self._tools is None:
-            self._emit("content", self._buf)
-            self._buf = ""
+        if self._at_begin and self._bare is not None and self._buf.strip():
+            self._at_begin = False
+            if self._bare.fits(self._buf) is not False:
+                return self._open(self._bare, "")
+        match = self._marks.search(self._buf)
+        if match is None:
+            self._show("content", self._cut(0 if final else self._marks.held(self._buf)))
             return False
-        if self._bare and self._buf.strip():
-            self._bare = False
-            if self._buf.lstrip().startswith("{"):
-                return self._open("", None)
-        found = [(at, mark) for mark in self._syntax.marks if (at := self._buf.find(mark)) >= 0]
-        if found:
-            begin, mark = min(found)
-            self._show_content(self._buf[:begin])
-            self._buf = self._buf[begin + len(mark) :]
-            return self._open(mark, self._syntax.marks[mark])
-        keep = 0 if final else self._syntax.longest(self._buf)
-        cut = len(self._buf) - keep
-        self._show_content(self._buf[:cut])
-        self._buf = self._buf[cut:]
-        return False
-
-    def _open(self, mark: str, end: str | None) -> bool:
-        self._mark, self._end = mark, end
-        self._scanned, self._begun = 0, False
-        self._state = "call"
+        self._show("content", self._buf[: match.start()])
+        self._buf = self._buf[match.end() :]
+        if match[0] in self._syntax.sections:
+            return self._open(self._syntax.sections[match[0]], match[0])
+        self._release_space()
+        self._trim = self._at_begin = True
         return True
 
-    def _call(self, final: bool) -> bool:
+    def _in_section(self, final: bool) -> bool:
+        section = self._section
+        assert section is not None
         if not self._begun:
-            fits = self._syntax.fits(self._buf)
+            fits = section.fits(self._buf)
             if fits is False:
-                return self._reject()
+                return self._reject(section)
             self._begun = bool(fits)
-        rest = self._buf
-        if self._end is not None:
-            while (end := self._buf.find(self._end, self._scanned)) >= 0:
-                section = self._read(self._buf[:end])
-                if section.calls:
-                    return self._accept(section.calls, self._buf[end + len(self._end) :])
-                if not section.inside:
-                    return self._reject()
-                self._scanned = end + len(self._end)  # the tag stands inside a value of the call
-            self._scanned = max(self._scanned, len(self._buf) - len(self._end) + 1)
-            rest = self._buf[: len(self._buf) - held(self._buf, self._end)]
+        while (match := section.close.search(self._buf, self._scanned)) is not None:
+            found = section.read(self._mark, self._buf[: match.start()], self._tools or {})
+            if found.calls or found.then:
+                self._buf = self._buf[match.end() :]
+                return self._accept(found)
+            if not found.inside:
+                return self._reject(section, match.end())
+            self._scanned = match.end()  # the mark stands inside a value of the call
         if not final:
+            self._scanned = max(self._scanned, len(self._buf) - section.close.longest + 1)
+            self._tail = self._buf[self._scanned :]
             return False
-        # The reply ended inside a call: a whole call whose closing tag is missing is still one.
-        section = self._read(rest)
-        if not section.calls:
-            return self._reject()
-        self._accept(section.calls, "")
-        self._show_content(section.rest)
+        # The reply ended inside a call: a whole call whose closing mark is missing is still one.
+        body = self._buf[: len(self._buf) - section.close.held(self._buf)]
+        found = section.read(self._mark, body, self._tools or {})
+        if not found.calls:
+            return self._reject(section, len(self._buf))
+        self._buf = ""
+        return self._accept(found)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _open(self, section: Section, mark: str) -> bool:
+        self._section, self._mark = section, mark
+        self._scanned, self._begun, self._tail = 0, False, ""
+        self._step = self._in_section
         return True
 
-    def _read(self, body: str) -> Section:
-        return self._syntax.read(self._mark, body, self._tools or {})
-
-    # -- helpers ------------------------------------------------------------------------------
-
-    def _waits_for_more(self, text: str) -> bool:
-        """Inside a call, keep pieces in a list until one can end it: linear for long arguments."""
-        if not self._begun or (self._end is not None and self._end[-1] in text):
-            self._collect()
-            return False
-        self._later.append(text)
-        return True
-
-    def _collect(self) -> None:
-        if self._later:
-            self._buf += "".join(self._later)
-            self._later.clear()
-
-    def _accept(self, calls: Sequence[Call], rest: str) -> bool:
+    def _accept(self, found: Found) -> bool:
+        """The section is what it seemed to be: calls, or the head of a message."""
+        self._section = None
+        self._step = self._text
+        if isinstance(found.then, Section):
+            return self._open(found.then, found.mark)
+        if found.then:
+            self._space = "\n" if self._said[found.then] else ""
+            self._step = self._reasoning if found.then == "reasoning" else self._text
+            self._at_begin = False
+            return True
         space, self._space = self._space, ""
-        if self._content and not self._after_call:
+        if self._said["content"] and not self._after_call:
             self._emit("content", space.rstrip("\n"))
-        for call in calls:
+        for call in found.calls:
             self._emit_call(call)
         self._after_call = True
-        self._buf = rest
-        self._state = "content"
         return True
 
-    def _reject(self) -> bool:
-        """Not a call after all: its tag is text, and what follows is read again."""
-        self._show_content(self._mark)
-        self._state = "content"
+    def _reject(self, section: Section, end: int = 0) -> bool:
+        """Not a call after all: what opened it is text, and what follows is read again."""
+        self._section = None
+        self._step = self._text
+        shown = self._mark
+        if section.whole:
+            shown += self._buf[:end]
+            self._buf = self._buf[end:]
+        self._show("content", shown)
         return True
 
-    def _show_reasoning(self, text: str) -> None:
-        text = self._space + text
-        if self._reasoning or text.strip():
-            self._space = ""
-            self._emit("reasoning", text)
-        else:
-            self._space = text
+    def _cut(self, keep: int) -> str:
+        """Take what is known off the buffer; `keep` characters stay."""
+        cut = len(self._buf) - keep
+        text, self._buf = self._buf[:cut], self._buf[cut:]
+        return text
 
-    def _show_content(self, text: str) -> None:
-        text = self._space + text
+    def _show(self, kind: Literal["reasoning", "content"], text: str) -> None:
+        if self._space:
+            text, self._space = self._space + text, ""
+        if kind == "reasoning":
+            if self._said["reasoning"] or text.strip():
+                self._emit("reasoning", text)
+            else:
+                self._space = text
+            return
         body = text.rstrip()
         self._space = text[len(body) :]
         if body:
             self._emit("content", body)
             self._after_call = False
+
+    def _release_space(self) -> None:
+        """White space at the end of a message is part of it, but not behind a call."""
+        space, self._space = self._space, ""
+        if not self._after_call and self._step == self._text:
+            self._emit("content", space)
+
+    def _emit(self, kind: Literal["reasoning", "content"], text: str) -> None:
+        if not text:
+            return
+        self._said[kind] = True
+        if self._events and self._events[-1].kind == kind:
+            text = self._events.pop().text + text
+        self._events.append(ReplyEvent(kind, text))
+
+    def _emit_call(self, call: Call) -> None:
+        call_id = call.call_id or self._new_id()
+        event = ReplyEvent("tool_call", "", self._calls, call_id, call.name, call.arguments)
+        self._calls += 1
+        self._events.append(event)
