@@ -21,7 +21,7 @@ from openclaw_rl.local.train_args import needs_of
 from openclaw_rl.replay import files
 from openclaw_rl.replay.conversation import ReplayError
 from openclaw_rl.settings import Config
-from openclaw_rl.wire.formats import check_asked
+from openclaw_rl.wire.formats import find_format
 
 INSTALL_LOCAL = "pip install -e '.[local]' in the project's folder"
 """What brings the packages of the embedded engine and of training."""
@@ -103,7 +103,8 @@ def check_reward(config: Config) -> None:
 
 def check_reply_format(config: Config) -> None:
     """The reply format must be one that there is."""
-    check_asked(config.gateway.reply_format)
+    if config.gateway.reply_format != "auto":
+        find_format(config.gateway.reply_format)
 
 
 def check_training(config: Config) -> None:

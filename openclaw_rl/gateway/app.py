@@ -29,11 +29,10 @@ from openclaw_rl.gateway.parts import Parts, open_parts
 from openclaw_rl.gateway.replies import StreamSink, Way, WholeSink
 from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.turn import OpenTurn
-from openclaw_rl.wire.anthropic import parse_count_request
-from openclaw_rl.wire.anthropic_reply import MESSAGES
+from openclaw_rl.wire.anthropic import MESSAGES, parse_count_request
+from openclaw_rl.wire.chat import CHAT
 from openclaw_rl.wire.dialect import Dialect
 from openclaw_rl.wire.errors import WireError, unauthorized
-from openclaw_rl.wire.stream import CHAT
 
 log = logging.getLogger("openclaw_rl.gateway")
 

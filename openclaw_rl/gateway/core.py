@@ -143,7 +143,7 @@ class Gateway:
             text=self._tokenizer.stream(),
             stops=StopCut(stop_strings(sampling)),
             parser=self._format.parser(
-                request.tools if request.tool_choice != "none" else None,
+                request.tools,
                 in_reasoning=prompt.in_reasoning,
             ),
             end_of_reasoning=self._end_of_reasoning,

@@ -32,7 +32,7 @@ from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.types import Turn
-from openclaw_rl.wire.formats import ReplyFormat, format_for
+from openclaw_rl.wire.formats import ReplyFormat, choose_format
 
 log = logging.getLogger("openclaw_rl.gateway")
 
@@ -214,7 +214,7 @@ def _load_model(settings: GatewaySettings) -> tuple[ChatTokenizer, ReplyFormat, 
     """Tokenizer and reply format of the served model, which belong together: the one must show the
     marks that the other reads. And what gave the format away."""
     tokenizer = ChatTokenizer.load(settings.model_path)
-    chosen, by = format_for(
+    chosen, by = choose_format(
         settings.reply_format,
         tokenizer.template,
         tokenizer.added_tokens.keys(),

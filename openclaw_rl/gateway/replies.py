@@ -19,7 +19,7 @@ from aiohttp import web
 from openclaw_rl.engine.types import Delta
 from openclaw_rl.gateway.core import ClientGone
 from openclaw_rl.gateway.turn import OpenTurn
-from openclaw_rl.wire.dialect import Dialect, Head, TokenLogprob, WholeReply
+from openclaw_rl.wire.dialect import Dialect, Head, TokenLogprob
 from openclaw_rl.wire.errors import WireError
 from openclaw_rl.wire.reply import ReplyEvent
 
@@ -181,8 +181,8 @@ class WholeSink:
         """The complete reply."""
         turn = self._turn
         logprobs = self._logprobs if turn.request.logprobs else None
-        reply = WholeReply(turn.parser.message(), self._events, logprobs)
-        body = self._way.dialect.whole(self._way.head(turn), reply, turn.ending)
+        head = self._way.head(turn)
+        body = self._way.dialect.whole(head, self._events, turn.ending, logprobs)
         return web.Response(
             body=json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"),
             content_type="application/json",

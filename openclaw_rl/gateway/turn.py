@@ -18,7 +18,7 @@ from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.session.types import Placement, RequestView
 from openclaw_rl.types import Message, TopK
 from openclaw_rl.wire.dialect import Ending, Usage
-from openclaw_rl.wire.reply import ReplyEvent, ReplyReader
+from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
 from openclaw_rl.wire.request import ChatRequest
 
 
@@ -49,7 +49,7 @@ class OpenTurn:
     sampling: Mapping[str, Any]
     text: TextStream
     stops: StopCut
-    parser: ReplyReader
+    parser: ReplyParser
     end_of_reasoning: int | None
     """The token `</think>`, where the model has one."""
     top_k: int

@@ -20,8 +20,8 @@ from typing import Any
 
 from openclaw_rl.replay import openclaw
 from openclaw_rl.replay.conversation import Conversation, ReplayError
+from openclaw_rl.wire.chat import parse_messages
 from openclaw_rl.wire.errors import WireError
-from openclaw_rl.wire.messages import parse_messages
 
 _JSONL = ("*.jsonl", "*.jsonl.reset.*", "*.jsonl.deleted.*")
 _SQLITE = "openclaw-agent.sqlite"

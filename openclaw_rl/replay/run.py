@@ -19,7 +19,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
 from openclaw_rl.replay import files
 from openclaw_rl.replay.turns import PastTurn, Reader
-from openclaw_rl.wire.formats import format_for
+from openclaw_rl.wire.formats import choose_format
 
 
 @dataclass
@@ -42,7 +42,7 @@ def open_reader(
 ) -> Reader:
     """The reader for a served model. Raises `ConfigError`."""
     tokenizer = ChatTokenizer.load(model_path)
-    chosen, _ = format_for(
+    chosen, _ = choose_format(
         reply_format, tokenizer.template, tokenizer.added_tokens.keys(), served_name
     )
     length = context_length or tokenizer.context_length

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
-from openclaw_rl.wire.errors import WireError, invalid
+from openclaw_rl.wire.errors import WireError
 from openclaw_rl.wire.reply import ReplyEvent, call_message
 from openclaw_rl.wire.request import (
     Body,

@@ -232,9 +232,7 @@ _GLM = Tags(
 )
 _DSML = Tags(
     re.compile(r'\s*<｜DSML｜invoke\s+name="(?P<name>[^"]+)"\s*(?:>\s*|(?=/>))'),
-    re.compile(
-        r'<｜DSML｜parameter\s+name="(?P<key>[^"]+)"\s+string="(?P<string>true|false)"\s*>'
-    ),
+    re.compile(r'<｜DSML｜parameter\s+name="(?P<key>[^"]+)"\s+string="(?P<string>true|false)"\s*>'),
     re.compile(r"</｜DSML｜parameter>\s*(?=<｜DSML｜parameter|</｜DSML｜invoke>)"),
     re.compile(r"(?:/>|</｜DSML｜invoke>)\s*"),
     _dsml_value,

@@ -180,8 +180,8 @@ FORMATS: Mapping[str, ReplyFormat] = {
         _format("glm", GLM, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         _format("kimi", KIMI, "<|tool_call_begin|>", "<|tool_call_end|>",
                 "<|tool_call_argument_begin|>"),
-        _format("deepseek", DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-                "｜DSML｜"),
+        _format("deepseek", DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+                "<｜tool▁sep｜>", "｜DSML｜"),
         _format("llama3", LLAMA3),
         _format("gpt-oss", HARMONY, "<|constrain|>", inner=("<|end|>",)),
     )

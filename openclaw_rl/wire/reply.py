@@ -15,14 +15,15 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from openclaw_rl.wire.calls import Call, Found, Read, Tools
 
 THINK, END_THINK = "<think>", "</think>"
 
 
-class ReplyEvent(NamedTuple):
+@dataclass(slots=True)  # frozen would cost a microsecond a token
+class ReplyEvent:
     """One thing to show: a piece of `text`, or one whole tool call (the `index`-th of the reply).
 
     `arguments` is the JSON text that the model wrote.

@@ -9,7 +9,7 @@ from typing import Any
 
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.session.types import Placement, RequestView
-from openclaw_rl.wire.messages import parse_messages
+from openclaw_rl.wire.chat import parse_messages
 
 REQUESTS = Path(__file__).parents[1] / "fixtures" / "openclaw_requests"
 

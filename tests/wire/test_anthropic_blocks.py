@@ -8,10 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.wire.anthropic import parse_messages_request
-from openclaw_rl.wire.anthropic_blocks import read_conversation
-from openclaw_rl.wire.anthropic_reply import messages_reply
-from openclaw_rl.wire.dialect import Ending, Head, Usage, WholeReply
+from openclaw_rl.wire.anthropic import messages_reply, parse_messages_request
+from openclaw_rl.wire.dialect import Ending, Head, Usage
+from openclaw_rl.wire.formats import HERMES
 from openclaw_rl.wire.reply import ReplyParser
 
 ASK = {"role": "user", "content": "go"}
@@ -27,24 +26,27 @@ PIECES = st.sampled_from(
 )
 
 
+def asked(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """What a body with these messages says."""
+    body = {"model": "m", "max_tokens": 9, "messages": messages}
+    return parse_messages_request(json.dumps(body).encode()).messages
+
+
 def served(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The reply `text` as a Chat Completions message, and the body of an Anthropic reply."""
-    asked = parse_messages_request(
+    request = parse_messages_request(
         json.dumps({"model": "m", "max_tokens": 9, "messages": [ASK]}).encode()
     )
-    parser = ReplyParser(tools={"f": {}, "g": {}})
+    parser = ReplyParser(HERMES, {"f": {}, "g": {}})
     events = parser.feed(text) + parser.finish()
-    reply = WholeReply(parser.message(), events, None)
-    body = messages_reply(Head("t1", "m", 0, asked), reply, Ending("stop", Usage(1, 1)))
+    body = messages_reply(Head("t1", "m", 0, request), events, Ending("stop", Usage(1, 1)))
     return parser.message(), body
 
 
 @given(st.booleans(), st.lists(PIECES, max_size=6))
 def test_the_blocks_of_a_reply_are_the_reply_again(thinks, pieces):
     said, body = served(("<think>hm</think>" if thinks else "") + "".join(pieces))
-    message = read_conversation([ASK, {"role": "assistant", "content": body["content"]}]).messages[
-        1
-    ]
+    message = asked([ASK, {"role": "assistant", "content": body["content"]}, ASK])[1]
     assert message["content"] == said["content"]
     assert message.get("reasoning_content") == said.get("reasoning_content")
     calls = [
@@ -63,12 +65,12 @@ def test_results_and_words_keep_their_order():
         return {"type": "text", "text": words}
 
     use = [{"type": "tool_use", "id": name, "name": "f", "input": {}} for name in "ab"]
-    heard = read_conversation([
+    heard = asked([
         ASK,
         {"role": "assistant", "content": use},
         {"role": "user", "content": [text("wait"), result("b"), text("and"), text("this")]},
         {"role": "user", "content": [result("a"), text("then")]},
-    ]).messages[2:]  # fmt: skip
+    ])[2:]  # fmt: skip
     assert [(m["role"], m["content"]) for m in heard] == [
         ("user", "wait"), ("tool", "from b"), ("user", "and\nthis"), ("tool", "from a"),
         ("user", "then"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 
@@ -11,13 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.wire.formats import (
-    FORMATS,
-    check_asked,
-    choose_format,
-    find_format,
-    format_for,
-)
+from openclaw_rl.wire.formats import FORMATS, choose_format
 
 
 def tool(name, **properties):
@@ -279,112 +272,18 @@ def test_the_writing_of_arguments_is_no_part_of_their_meaning(name):
     ],
 )
 def test_the_format_is_read_off_the_model(template, tokens, model, expected):
-    chosen, by = choose_format(template, tokens, model)
+    chosen, by = choose_format("auto", template, tokens, model)
     assert chosen.name == expected
     assert by
 
 
 def test_an_unknown_format_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match="'qwen' is none of auto, hermes"):
-        find_format("qwen")
-    assert find_format("kimi") is FORMATS["kimi"]
+    with pytest.raises(ConfigError, match="'qwen' is not one of auto, hermes"):
+        choose_format("qwen", "{{ '<tool_call>' }}", ())
+    assert choose_format("kimi", "<tool_call>", ()) == (FORMATS["kimi"], "--reply-format")
 
 
-def test_sglangs_parsers_where_there_is_no_sglang():
-    if importlib.util.find_spec("sglang") is not None:
-        pytest.skip("sglang is installed")
-    with pytest.raises(ConfigError, match="SGLang is not installed"):
-        find_format("sglang:minimax-m2")
-    chosen, by = choose_format("{{ tools }} <minimax:tool_call>", (), "m")
+def test_a_family_whose_calls_are_not_read_is_named():
+    chosen, by = choose_format("auto", "{{ tools }} <minimax:tool_call>", ())
     assert chosen.name == "hermes"
-    assert "needs SGLang" in by
-
-
-def test_sglangs_parser_for_the_templates_format_where_there_is_no_sglang():
-    if importlib.util.find_spec("sglang") is not None:
-        pytest.skip("sglang is installed")
-    for ask in (check_asked, lambda asked: format_for(asked, "{{ '<tool_call>' }}", (), "m")):
-        with pytest.raises(ConfigError, match=r"--reply-format sglang\S*: SGLang is not installed"):
-            ask("sglang")
-        ask("auto")
-        ask("kimi")
-
-
-OLD_GLM = "<arg_key>k</arg_key>\n<arg_value>"
-DSML = (
-    '<｜DSML｜{0}>\n<｜DSML｜invoke name="write">\n'
-    '<｜DSML｜parameter name="path" string="true">a</｜DSML｜parameter>\n'
-    "</｜DSML｜invoke>\n</｜DSML｜{0}>"
-)
-FENCED = (
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write\n```json\n"
-    '{"path": "a"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-)
-THEIRS = (
-    # what the template holds, the parser it asks for, a call in that format
-    ("<tool_call>", "qwen25", '<tool_call>\n{"name": "write", "arguments": {"path": "a"}}\n'
-                              "</tool_call>"),
-    ("<tool_call> <function=x> <parameter=y>", "qwen3_coder",
-     "<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>"),
-    (OLD_GLM, "glm45", "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"
-                       "</tool_call>"),
-    (OLD_GLM.replace("\n", ""), "glm47",
-     "<tool_call>write<arg_key>path</arg_key><arg_value>a</arg_value></tool_call>"),
-    ("<|tool_calls_section_begin|>", "kimi_k2",
-     "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0"
-     '<|tool_call_argument_begin|>{"path": "a"}<|tool_call_end|><|tool_calls_section_end|>'),
-    ("<｜tool▁calls▁begin｜> ```json", "deepseekv3", FENCED),
-    ("<｜tool▁calls▁begin｜>", "deepseekv31", CALLS["deepseek"]),
-    ("<｜DSML｜function_calls>", "deepseekv32", DSML.format("function_calls")),
-    ("<｜DSML｜tool_calls>", "deepseekv4", DSML.format("tool_calls")),
-    ("<|python_tag|>", "llama3", '{"name": "write", "parameters": {"path": "a"}}'),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("template", "name", "call"), THEIRS, ids=[name for _, name, _ in THEIRS])
-def test_sglangs_parser_for_the_templates_format(template, name, call):
-    pytest.importorskip("sglang", reason="sglang is not installed")
-    chosen, _ = format_for("sglang", template, (), "m")
-    assert chosen.name == f"sglang:{name}"
-    message = chosen.message(f"<think>hm</think>\n\n{call}", TOOLS)
-    assert message["reasoning_content"] == "hm"
-    assert [(n, json.loads(a)) for n, a in calls_of(message)] == [("write", {"path": "a"})]
-    assert chosen.message(call, None)["content"] == call
-    # A tokenizer that calls them special must show them all the same.
-    assert chosen.marks >= choose_format(template, (), "m")[0].marks
-
-
-def test_what_sglangs_parsers_cannot_read_is_said_or_stays_text():
-    pytest.importorskip("sglang", reason="sglang is not installed")
-    with pytest.raises(ConfigError, match="no parser that reads all of gpt-oss"):
-        format_for("sglang", "<|channel|> <|message|>", (), "m")
-    llama, _ = format_for("sglang", "<|python_tag|>", (), "m")
-    answer = '{"name": "Bob", "age": 3}'
-    assert llama.message(answer, TOOLS) == {"role": "assistant", "content": answer}
-    found, by = format_for("sglang", "{{ tools }} <minimax:tool_call>", (), "m")
-    assert (found.name, by) == ("sglang:minimax-m2", "chat template")
-
-
-MINIMAX = (
-    '<minimax:tool_call>\n<invoke name="{}">\n<parameter name="path">a</parameter>\n</invoke>\n'
-    "</minimax:tool_call>"
-)
-
-
-def test_sglangs_own_parsers_behind_the_same_interface():
-    pytest.importorskip("sglang", reason="sglang is not installed")
-    chosen = find_format("sglang:minimax-m2")
-    for name in ("write", "unknown"):
-        message = chosen.message("Look.\n" + MINIMAX.format(name), TOOLS)
-        assert message["content"] == "Look."
-        assert calls_of(message) == [(name, '{"path": "a"}')]
-        parser = chosen.parser(TOOLS, new_id=lambda: "x")
-        events = [e for char in "Look.\n" + MINIMAX.format(name) for e in parser.feed(char)]
-        assert "".join(event.text for event in events) == "Look."
-        assert [e.name for e in parser.finish() if e.kind == "tool_call"] == [name]
-    broken = "A <minimax:tool_call> B"
-    assert chosen.message(broken, TOOLS)["content"] == broken
-    with pytest.raises(ConfigError, match="has no parser 'nope'"):
-        find_format("sglang:nope")
-    found, by = choose_format("{{ tools }} <minimax:tool_call>", (), "m")
-    assert (found.name, by) == ("sglang:minimax-m2", "chat template")
+    assert "MiniMax" in by

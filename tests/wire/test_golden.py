@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.wire.anthropic_reply import MESSAGES
-from openclaw_rl.wire.dialect import Dialect, Ending, Head, TokenLogprob, Usage, WholeReply
+from openclaw_rl.wire.anthropic import MESSAGES
+from openclaw_rl.wire.chat import CHAT
+from openclaw_rl.wire.dialect import Dialect, Ending, Head, TokenLogprob, Usage
 from openclaw_rl.wire.errors import unavailable
 from openclaw_rl.wire.reply import ReplyEvent
-from openclaw_rl.wire.stream import CHAT
 
 FOLDER = Path(__file__).parent / "golden"
 TURN = "0123456789abcdef0123456789abcdef"
@@ -109,19 +109,7 @@ def transcript(dialect: Dialect, script: Script) -> bytes:
 def whole(dialect: Dialect, script: Script) -> bytes:
     assert script.ending is not None
     events = [event for event in script.events if event is not None]
-    message: dict = {"role": "assistant"}
-    text = "".join(event.text for event in events if event.kind == "content")
-    calls = [
-        {"id": e.call_id, "type": "function",
-         "function": {"name": e.name, "arguments": e.arguments}}
-        for e in events if e.kind == "tool_call"
-    ]  # fmt: skip
-    message["content"] = text if text or not calls else None
-    if thoughts := "".join(event.text for event in events if event.kind == "reasoning"):
-        message["reasoning_content"] = thoughts
-    if calls:
-        message["tool_calls"] = calls
-    body = dialect.whole(head(dialect, script), WholeReply(message, events), script.ending)
+    body = dialect.whole(head(dialect, script), events, script.ending, None)
     return (json.dumps(body, ensure_ascii=False, indent=1) + "\n").encode()
 
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.wire.formats import FORMATS
+from openclaw_rl.wire.formats import FORMATS, HERMES
 from openclaw_rl.wire.reply import ReplyParser, new_call_id
 
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command":  "echo x"}}\n</tool_call>'
 
 
-def read(pieces, *, tools=True, reasoning=True, in_reasoning=False):
+def read(pieces, *, tools=True, in_reasoning=False):
     counter = itertools.count()
     parser = ReplyParser(
-        tools={} if tools else None,
-        reasoning=reasoning,
+        HERMES,
+        {} if tools else None,
         in_reasoning=in_reasoning,
         new_id=lambda: f"call{next(counter)}",
     )
@@ -47,15 +47,13 @@ PARTS = st.sampled_from(
     parts=st.lists(PARTS, max_size=12),
     cuts=st.lists(st.integers(0, 400), max_size=12),
     tools=st.booleans(),
-    reasoning=st.booleans(),
     in_reasoning=st.booleans(),
 )
 @settings(max_examples=600, deadline=None)
-@example(parts=[CALL, "\n", CALL], cuts=list(range(12)), tools=True, reasoning=True,
-         in_reasoning=False)  # fmt: skip
-def test_any_cut_gives_the_same_message(parts, cuts, tools, reasoning, in_reasoning):
+@example(parts=[CALL, "\n", CALL], cuts=list(range(12)), tools=True, in_reasoning=False)
+def test_any_cut_gives_the_same_message(parts, cuts, tools, in_reasoning):
     text = "".join(parts)
-    kwargs = {"tools": tools, "reasoning": reasoning, "in_reasoning": in_reasoning}
+    kwargs = {"tools": tools, "in_reasoning": in_reasoning}
     points = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     pieces = [text[a:b] for a, b in itertools.pairwise(points)]
     expected = whole(text, **kwargs)
@@ -93,7 +91,7 @@ def test_case_01_two_calls_and_the_text_before_them():
 
 
 def test_a_call_is_shown_when_it_closes_not_before():
-    parser = ReplyParser(tools={})
+    parser = ReplyParser(HERMES, {})
     assert parser.feed(CALL[:-1]) == []
     assert [e.kind for e in parser.feed(">")] == ["tool_call"]
 
@@ -184,7 +182,6 @@ def test_reasoning_is_told_apart_and_newlines_behind_it_trimmed():
     assert whole("so </think>\n\nYes", in_reasoning=True)["reasoning_content"] == "so "
     assert whole("<think>again</think>Yes", in_reasoning=True)["reasoning_content"] == "again"
     assert whole("\n<think>\n\n</think>\n\nYes") == {"role": "assistant", "content": "Yes"}
-    assert whole("<think>x</think>", reasoning=False)["content"] == "<think>x</think>"
     assert whole("Use <think> tags.")["content"] == "Use <think> tags."
 
 
@@ -200,13 +197,13 @@ def test_case_21_reasoning_that_never_closes_and_compact_arguments():
 
 
 def test_text_that_resembles_a_tag_is_released_at_once():
-    parser = ReplyParser(tools={})
+    parser = ReplyParser(HERMES, {})
     shown = [[e.text for e in parser.feed(piece)] for piece in ["a <", " b", " <tool", "s", "<t"]]
     assert shown == [["a"], [" < b"], [], [" <tools"], []]
     assert [e.text for e in parser.finish()] == ["<t"]
-    parser = ReplyParser(tools={})
+    parser = ReplyParser(HERMES, {})
     assert [[e.text for e in parser.feed(p)] for p in ["<thin", "g"]] == [[], ["<thing"]]
-    parser = ReplyParser(tools={})
+    parser = ReplyParser(HERMES, {})
     assert [[e.text for e in parser.feed(p)] for p in ["<tool_call>", " no"]] == [
         [],
         ["<tool_call> no"],

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from openclaw_rl.wire.chat import parse_chat_request
-from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage, WholeReply
+from openclaw_rl.wire.chat import ChatStream, chat_completion, parse_chat_request
+from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage
 from openclaw_rl.wire.errors import unavailable
+from openclaw_rl.wire.formats import HERMES
 from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
-from openclaw_rl.wire.stream import ChatStream, chat_completion
 
 
 def head(**options) -> Head:
@@ -27,7 +27,7 @@ def chunks(raw: bytes) -> list[dict]:
 
 
 def test_case_01_each_call_is_one_complete_chunk():
-    parser = ReplyParser(tools={})
+    parser = ReplyParser(HERMES, {})
     stream = ChatStream(head())
     reply = (
         'Two.\n<tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call>\n'
@@ -71,8 +71,8 @@ def test_logprobs_and_the_unstreamed_body():
     entry = chunk["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], entry["bytes"]) == (-9999.0, [97])
     assert entry["top_logprobs"] == [{"token": "b", "logprob": -0.5, "bytes": None}]
-    reply = WholeReply({"role": "assistant", "content": "a"}, [], tokens)
-    body = chat_completion(head(), reply, Ending("stop", Usage(1, 1)))
+    said = [ReplyEvent("content", "a")]
+    body = chat_completion(head(), said, Ending("stop", Usage(1, 1)), tokens)
     parsed = ChatCompletion.model_validate(json.loads(json.dumps(body)))
     assert parsed.choices[0].message.content == "a"
     assert parsed.usage is not None
