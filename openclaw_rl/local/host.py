@@ -24,13 +24,16 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from openclaw_rl.engine import model_fingerprint
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import trainer_lock
+from openclaw_rl.local.checkpoint import Checkpoints, Fingerprint
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.embedded import Embedded
 from openclaw_rl.local.model import LoadedModel, LoraSpec
@@ -109,6 +112,18 @@ class Host:
             rank=int(getattr(args, "lora_rank", None) or 16),
             alpha=float(getattr(args, "lora_alpha", None) or 32.0),
         )
+        fingerprint: Fingerprint = {
+            "base": model_fingerprint(args.hf_checkpoint),
+            "lora_rank": spec.rank,
+            "lora_alpha": spec.alpha,
+            "target_modules": str(spec.target_modules),
+        }
+        checkpoints = Checkpoints(
+            Path(self.args.save).expanduser(), fingerprint, self.args.keep_checkpoints
+        )
+        checkpoints.check()
+        self.journal = Journal.open(args.journal_path)
+        self.journal.bind(fingerprint)
         began = time.monotonic()
         self.loaded = LoadedModel.load(
             args.hf_checkpoint,
@@ -116,7 +131,6 @@ class Host:
             device=device,
             lora=spec,
         )
-        self.journal = Journal.open(args.journal_path)
         self.serving: Serving
         if getattr(args, "engine_url", None):
             context = getattr(args, "context_length", None) or self.loaded.context_length
@@ -127,6 +141,7 @@ class Host:
             self.args,
             self.loaded.trainer_model(self.args.seed),
             self.journal,
+            checkpoints,
             self.serving.publish,
             give_way=self._give_way,
             stop=self.stop,

@@ -41,7 +41,7 @@ from openclaw_rl.local.train_args import needs_of
 
 log = logging.getLogger("openclaw_rl.host")
 
-_FILES = ("adapter_config.json", checkpoint.ADAPTER)
+_FILES = (checkpoint.ADAPTER_CONFIG, checkpoint.ADAPTER)
 _PAUSE = 1.0
 """Seconds between tries of an engine that does not answer."""
 _LOOK_SECONDS = 2.0

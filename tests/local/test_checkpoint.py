@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.local import checkpoint
-from openclaw_rl.local.checkpoint import TrainState
+from openclaw_rl.local.checkpoint import Checkpoints, TrainState
 from tests.local.tiny import peft_model
+
+MODEL = {"base": "b1", "lora_rank": 4, "lora_alpha": 8.0, "target_modules": "all-linear"}
+
+
+def at(root, keep=3, **changes):
+    """The checkpoints in `root`, of the model that `changes` say."""
+    return Checkpoints(root, {**MODEL, **changes}, keep)
 
 
 def optimizer_of(model):
@@ -32,10 +41,10 @@ def test_round_trip_with_the_optimisers_state(tmp_path):
     optimizer = optimizer_of(model)
     step(model, optimizer)
     state = TrainState(7, 9, {"masked": ["a"]})
-    checkpoint.save(tmp_path, state, model, optimizer, keep=3)
+    at(tmp_path).save(state, model, optimizer)
     other = peft_model(seed=1, dtype=torch.float32)
     other_optimizer = optimizer_of(other)
-    found, folder, bad = checkpoint.load_newest(tmp_path, other, other_optimizer)
+    found, folder, bad = at(tmp_path).load_newest(other, other_optimizer)
     assert (found, folder, bad) == (state, tmp_path / "version_00000007", [])
     assert torch.equal(adapter(other), adapter(model))
     mine, theirs = optimizer.state_dict()["state"], other_optimizer.state_dict()["state"]
@@ -46,10 +55,10 @@ def test_case_47_a_new_learning_rate_takes_effect_on_resume(tmp_path):
     model = peft_model(dtype=torch.float32)
     optimizer = optimizer_of(model)
     step(model, optimizer)
-    checkpoint.save(tmp_path, TrainState(1, 1), model, optimizer, keep=3)
+    at(tmp_path).save(TrainState(1, 1), model, optimizer)
     given = {"lr": 3e-5, "weight_decay": 0.25, "betas": (0.5, 0.75), "eps": 1e-6}
     changed = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **given)
-    checkpoint.load_newest(tmp_path, model, changed)
+    at(tmp_path).load_newest(model, changed)
     assert {name: changed.param_groups[0][name] for name in given} == given
     assert changed.state_dict()["state"][0]["step"] == 1
 
@@ -57,7 +66,7 @@ def test_case_47_a_new_learning_rate_takes_effect_on_resume(tmp_path):
 def test_only_their_owner_reads_them(tmp_path):
     model = peft_model(dtype=torch.float32)
     root = tmp_path / "checkpoints"
-    checkpoint.save(root, TrainState(1, 0), model, optimizer_of(model), keep=3)
+    at(root).save(TrainState(1, 0), model, optimizer_of(model))
     assert root.stat().st_mode & 0o077 == 0
 
 
@@ -66,7 +75,7 @@ def test_only_their_owner_reads_them_in_a_folder_that_was_there_before(tmp_path)
     root = tmp_path / "checkpoints"
     root.mkdir()
     root.chmod(0o755)
-    folder = checkpoint.save(root, TrainState(1, 0), model, optimizer_of(model), keep=3)
+    folder = at(root).save(TrainState(1, 0), model, optimizer_of(model))
     assert folder.stat().st_mode & 0o077 == 0
     assert root.stat().st_mode & 0o777 == 0o755, "not ours to change"
 
@@ -78,7 +87,7 @@ def test_peft_itself_loads_it(tmp_path):
     ids = torch.arange(1, 9)[None]
     with torch.no_grad():
         expected = model(ids).logits
-    folder = checkpoint.save(tmp_path, TrainState(1, 0), model, optimizer_of(model), keep=3)
+    folder = at(tmp_path).save(TrainState(1, 0), model, optimizer_of(model))
     base = peft_model(dtype=torch.float32).unload()
     loaded = PeftModel.from_pretrained(base, str(folder))
     with torch.no_grad():
@@ -88,7 +97,7 @@ def test_peft_itself_loads_it(tmp_path):
 def test_only_the_last_few_are_kept(tmp_path):
     model = peft_model(dtype=torch.float32)
     for version in range(6):
-        checkpoint.save(tmp_path, TrainState(version, version), model, optimizer_of(model), keep=2)
+        at(tmp_path, 2).save(TrainState(version, version), model, optimizer_of(model))
     names = [p.name for p in checkpoint.folders(tmp_path)]
     assert names == ["version_00000005", "version_00000004"]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names)  # nothing half written
@@ -98,36 +107,75 @@ def test_only_the_last_few_are_kept(tmp_path):
 def test_a_torn_checkpoint_gives_way_to_an_older_one(tmp_path, torn):
     model = peft_model(dtype=torch.float32)
     optimizer = optimizer_of(model)
-    checkpoint.save(tmp_path, TrainState(1, 1), model, optimizer, keep=3)
-    folder = checkpoint.save(tmp_path, TrainState(2, 2), model, optimizer, keep=3)
+    at(tmp_path).save(TrainState(1, 1), model, optimizer)
+    folder = at(tmp_path).save(TrainState(2, 2), model, optimizer)
     file = folder / torn
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    state, found, bad = checkpoint.load_newest(tmp_path, model, optimizer)
+    state, found, bad = at(tmp_path).load_newest(model, optimizer)
     assert (state.version, bad) == (1, [folder])
     assert found is not None
     (folder / torn).unlink()
-    assert checkpoint.load_newest(tmp_path, model, optimizer)[0].version == 1
+    assert at(tmp_path).load_newest(model, optimizer)[0].version == 1
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     model = peft_model(dtype=torch.float32)
     monkeypatch.setattr(checkpoint.torch, "save", lambda *a: (_ for _ in ()).throw(OSError(28)))
     with pytest.raises(OSError, match="28"):
-        checkpoint.save(tmp_path, TrainState(1, 1), model, optimizer_of(model), keep=3)
+        at(tmp_path).save(TrainState(1, 1), model, optimizer_of(model))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_adapters_checkpoint_is_an_error_not_a_fresh_start(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"base": "b2"}, "base b1 there, b2 now"),
+        ({"lora_rank": 8}, "lora_rank 4 there, 8 now"),
+        ({"lora_alpha": 16.0}, "lora_alpha 8.0 there, 16.0 now"),
+        ({"target_modules": "q_proj"}, "target_modules all-linear there, q_proj now"),
+    ],
+)
+def test_case_47_a_checkpoint_of_another_model_is_one_line(tmp_path, changes, word):
+    model = peft_model(dtype=torch.float32)
+    at(tmp_path).save(TrainState(1, 1), model, optimizer_of(model))
+    at(tmp_path).check()
+    for refused in (
+        at(tmp_path, **changes).check,
+        lambda: at(tmp_path, **changes).load_newest(model, optimizer_of(model)),
+    ):
+        with pytest.raises(ConfigError, match=word) as caught:
+            refused()
+        assert "another --data" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_case_47_a_checkpoint_of_before_fingerprints_is_adopted_once(tmp_path):
+    model = peft_model(dtype=torch.float32)
+    folder = at(tmp_path).save(TrainState(1, 1), model, optimizer_of(model))
+    state = json.loads((folder / "state.json").read_text())
+    assert state.pop("fingerprint") == MODEL
+    (folder / "state.json").write_text(json.dumps(state | {"format": 1}))
+    with pytest.raises(ConfigError, match=r"lora_alpha 8 there, 32\.0 now"):
+        at(tmp_path, lora_alpha=32.0).check()
+    with pytest.raises(ConfigError, match="lora_rank 4 there, 8 now"):
+        at(tmp_path, lora_rank=8).check()
+    found, _, _ = at(tmp_path).load_newest(model, optimizer_of(model))
+    assert found == TrainState(1, 1)
+    with pytest.raises(ConfigError, match="base b1 there, b2 now"):
+        at(tmp_path, base="b2").check()
+
+
+def test_an_adapter_of_other_layers_is_an_error_not_a_fresh_start(tmp_path):
     model = peft_model(dtype=torch.float32, rank=4)
-    checkpoint.save(tmp_path, TrainState(1, 1), model, optimizer_of(model), keep=3)
+    at(tmp_path).save(TrainState(1, 1), model, optimizer_of(model))
     other = peft_model(dtype=torch.float32, rank=8)
-    with pytest.raises(ConfigError, match="lora-rank"):
-        checkpoint.load_newest(tmp_path, other, optimizer_of(other))
+    with pytest.raises(ConfigError, match="adapter of other layers"):
+        at(tmp_path).load_newest(other, optimizer_of(other))
 
 
 def test_an_empty_folder_is_version_zero(tmp_path):
     model = peft_model(dtype=torch.float32)
-    state, folder, bad = checkpoint.load_newest(tmp_path / "none", model, optimizer_of(model))
+    state, folder, bad = at(tmp_path / "none").load_newest(model, optimizer_of(model))
     assert (state, folder, bad) == (TrainState(), None, [])
 
 

@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import ConfigError, OpenClawRLError
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local.cache import KVShape
 from openclaw_rl.local.embedded import limits
 from openclaw_rl.local.host import Host
+from openclaw_rl.local.model import LoadedModel
 from openclaw_rl.types import State, Verdict
 from tests.fakes.model import tiny_model
 from tests.journal.build import record
@@ -207,8 +208,31 @@ def test_misuse_is_said_before_anything_is_served(model_dir, tmp_path):
         Host(arguments(model_dir, tmp_path, device="cuda:99"))
     with pytest.raises(ConfigError, match="holds 128 tokens: give --kv-tokens 256"):
         Host(arguments(model_dir, tmp_path, engine_kv_tokens=128, context_length=200))
-    with pytest.raises(ConfigError, match="cannot load"):
+    with pytest.raises(ConfigError, match="no model in"):
         Host(arguments(tmp_path / "nothing", tmp_path))
+
+
+def test_case_47_another_model_than_the_journals_or_checkpoints_starts_nothing(
+    model_dir, tmp_path, monkeypatch
+):
+    """The same shape, other weights; another alpha; another rank."""
+    other = tiny_model(tmp_path / "other", seed=1)
+    given = arguments(model_dir, tmp_path, lora_alpha=8.0)
+    with Running(given):
+        pass
+    monkeypatch.setattr(LoadedModel, "load", None)  # nothing is loaded to find it out
+    elsewhere = {"journal_path": str(tmp_path / "new.db")}, {"save": str(tmp_path / "new")}
+    for changes, word in (
+        ({"hf_checkpoint": str(other)}, "base"),
+        ({"lora_alpha": 16.0}, "lora_alpha 8.0"),
+        ({"lora_rank": 8}, "lora_rank 4"),
+    ):
+        for place in elsewhere:
+            with pytest.raises(
+                OpenClawRLError, match=f"belongs to another model .*{word}"
+            ) as caught:
+                Host(Namespace(**{**vars(given), **changes, **place}))
+            assert "\n" not in str(caught.value)
 
 
 def test_the_cache_takes_its_share_of_what_a_card_has_left(monkeypatch):
@@ -281,7 +305,8 @@ def test_case_33_kill_9_of_the_host_loses_and_repeats_nothing(model_dir, tmp_pat
             fates = journal.fates()
             assert fates.balanced()
             assert (fates.trained, fates.leased, sum(fates.dropped.values())) == (n, 0, 0)
-            state = checkpoint.read_state(checkpoint.folders(Path(args.save))[0])
+            newest = checkpoint.folders(Path(args.save))[0]
+            state = Namespace(**json.loads((newest / checkpoint.STATE).read_text()))
             # every version learnt exactly one batch of two
             assert state.version * args.rollout_batch_size == n
             versions = [journal.turn(f"t{i}").trained_version for i in range(n)]

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from openclaw_rl.errors import HookError, JournalError
 from openclaw_rl.local import checkpoint, trainer
+from openclaw_rl.local.checkpoint import Checkpoints
 from openclaw_rl.local.trainer import Trainer
 from tests.local.tiny import Books, conversation, peft_model, train_args
 
@@ -55,8 +57,8 @@ def make(tmp_path: Any, books: Books, rollout: Any, **changes: Any) -> Any:
     args.stop_event = stop
     published: list[tuple[int, dict[str, torch.Tensor]]] = []
     made = Trainer(
-        args, peft_model(dtype=torch.float32), books, lambda v, w: published.append((v, w)),
-        stop=stop, clock=lambda: 0.0,
+        args, peft_model(dtype=torch.float32), books, Checkpoints(Path(args.save), {}, 4),
+        lambda v, w: published.append((v, w)), stop=stop, clock=lambda: 0.0,
     )  # fmt: skip
     made.rollout = rollout
     made.published = published
@@ -294,23 +296,23 @@ def _crash_at(t: Trainer, point: str, number: int, monkeypatch: Any) -> None:
     optimizer.step = crash(
         point if "step" in point else "-", optimizer.step, after=point == "after step"
     )
-    real = checkpoint.save
+    real = Checkpoints.save
     renames = [0]
 
-    def save(root: Any, state: Any, *rest: Any) -> Any:
+    def save(self: Checkpoints, state: Any, *rest: Any) -> Any:
         if state.version == 0:
-            return real(root, state, *rest)
+            return real(self, state, *rest)
         if point == "in checkpoint" and renames[0] == number:
-            (root / ".writing_torn").mkdir()
-            (root / ".writing_torn" / "state.json").write_text("{")
+            (self.root / ".writing_torn").mkdir()
+            (self.root / ".writing_torn" / "state.json").write_text("{")
             raise Crash
         renames[0] += 1
-        folder = real(root, state, *rest)
+        folder = real(self, state, *rest)
         if point == "after checkpoint" and renames[0] == number + 1:
             raise Crash
         return folder
 
-    monkeypatch.setattr(trainer.checkpoint, "save", save)
+    monkeypatch.setattr(Checkpoints, "save", save)
     t.publish = crash("after publish", t.publish, after=True)
     t.journal.mark_trained = crash(  # type: ignore[method-assign]
         "after mark_trained", t.journal.mark_trained, after=True
@@ -421,7 +423,7 @@ def test_a_full_disk_leaves_weights_and_books_as_saved(tmp_path, quick, monkeypa
     books, rollout = world(turn_count=2)
     t = make(tmp_path, books, rollout)
     t.resume()
-    real, calls = checkpoint.save, []
+    real, calls = Checkpoints.save, []
 
     def save(*a: Any) -> Any:
         calls.append(1)
@@ -429,7 +431,7 @@ def test_a_full_disk_leaves_weights_and_books_as_saved(tmp_path, quick, monkeypa
             raise OSError(28, "No space left on device")
         return real(*a)
 
-    monkeypatch.setattr(trainer.checkpoint, "save", save)
+    monkeypatch.setattr(Checkpoints, "save", save)
     t.run()
     assert books.trained == {"t0.0": ["1"], "t1.0": ["1"]}
     assert t.state.version == 1
