@@ -1,7 +1,7 @@
 """The embedded host: a trainer, and what serves its weights, in one process.
 
 The weights are served by the embedded engine, over the trainer's own copy of the base
-(`embedded.py`), or as adapters by an engine outside (`outside.py`).
+(`embedded.py`), or as adapters by an external engine (`external.py`).
 
 Guarantees: requests are served from before the first training step until after the last, whatever
 the trainer does; what is served at a start is the newest checkpoint; addresses and the served
@@ -36,8 +36,8 @@ from openclaw_rl.journal.lock import trainer_lock
 from openclaw_rl.local.checkpoint import Checkpoints, Fingerprint
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.embedded import Embedded
+from openclaw_rl.local.external import ExternalEngine
 from openclaw_rl.local.model import LoadedModel, LoraSpec
-from openclaw_rl.local.outside import Outside
 from openclaw_rl.local.train_args import complete
 from openclaw_rl.local.trainer import Trainer
 
@@ -134,7 +134,7 @@ class Host:
         self.serving: Serving
         if getattr(args, "engine_url", None):
             context = getattr(args, "context_length", None) or self.loaded.context_length
-            self.serving = Outside(self.args, self.journal, self._announce, int(context))
+            self.serving = ExternalEngine(self.args, self.journal, self._announce, int(context))
         else:
             self.serving = Embedded(self.args, self.loaded, half, self._announce)
         self.trainer = Trainer(

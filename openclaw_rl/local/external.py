@@ -1,0 +1,291 @@
+"""Serving by an external engine: each version of the weights is an adapter under a name of its own.
+
+Guarantees: what the engine is and can do is asked before it serves, and again when it was started
+anew, and announced with its address (`engine/survey.py`). A new version is loaded, then announced
+(new requests use it), and the old one is unloaded when the gateway has gone over and its last
+request with it has ended, or when no gateway runs: nothing pauses, and nothing is aborted. A
+version that the engine refuses is logged, counted (`adapter_refused`), shown by `openclaw-rl
+status`, and not used. What failed here (a full disk) is tried again. An engine that was away or was
+started anew gets the present version as soon as it answers; training goes on meanwhile.
+
+A name holds the run (`checkpoint.run_of`), the version and a digest of the weights, so equal names
+are equal weights, whoever loaded them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.survey import Survey, survey
+from openclaw_rl.engine.types import Adapter
+from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
+from openclaw_rl.journal import Journal
+from openclaw_rl.local import checkpoint
+from openclaw_rl.local.train_args import needs_of
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("openclaw_rl.host")
+
+_PAUSE = 1.0
+"""Seconds between tries of an engine that does not answer."""
+_SYNC_SECONDS = 2.0
+"""How often the engine is asked what it holds."""
+_LISTEN_SECONDS = 2.0
+_PUBLISH_SECONDS = 330
+"""A little longer than the engine client waits for an adapter to be loaded."""
+
+Announce = Callable[[str, str, dict[str, Any]], None]
+
+
+class ExternalEngine:
+    """See `host.Serving`. Its state: `_newest`, what should be served; `current`, what is; what the
+    engine said of itself; which names it refused, and why."""
+
+    def __init__(
+        self, args: Namespace, journal: Journal, announce: Announce, context_length: int
+    ) -> None:
+        self._args, self._journal, self._announce_role = args, journal, announce
+        self._context_length = context_length
+        self._engine_url: str = args.engine_url
+        self._kind: str = args.engine_kind
+        self._root = Path(args.save).expanduser()
+        self._copies = Path(args.adapter_dir).expanduser() if args.adapter_dir else None
+        self._open = contextlib.AsyncExitStack()
+        self._lock = asyncio.Lock()
+        self._refused: dict[str, str] = {}
+        self._announced: dict[str, Any] = {}
+        self._logged = ""
+        self._synced = 0.0
+        self.current: Adapter | None = None
+        self.url: str | None = None
+
+    async def start(self, version: int) -> None:
+        """Waits for the engine. Raises ConfigError where it is another one than the settings say,
+        cannot do what they ask for, or does not take the first adapter."""
+        self._loop = asyncio.get_running_loop()
+        self._http = await self._open.enter_async_context(connections(self._args.engine_api_key))
+        # Only names of this run are ever unloaded: others may use the engine too.
+        self._run = await asyncio.to_thread(checkpoint.run_of, self._root)
+        self._newest = await asyncio.to_thread(self._adapter, version)
+        while self.current is None:
+            try:
+                self._found = await self._survey()
+                self._check()
+                self._engine = open_engine(self._kind, self._engine_url, self._http)
+                wrong = await self._load_newest()
+            except EngineUnavailable as error:
+                self._log(f"waiting for the engine at {self._engine_url}: {error}")
+                await asyncio.sleep(_PAUSE)
+                continue
+            except EngineRefused as error:
+                raise ConfigError(f"--engine-url: {error}") from error
+            if wrong:
+                await asyncio.to_thread(self._journal.count, "adapter_refused")
+                raise ConfigError(f"--engine-url: the engine takes no adapter of ours: {wrong}")
+        self.url = self._engine_url
+
+    def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        del weights  # the engine reads the checkpoint
+        self._newest = self._adapter(version)
+        if self.url is not None:
+            syncing = asyncio.run_coroutine_threadsafe(self._sync(), self._loop)
+            for _ in range(_PUBLISH_SECONDS):  # after that `watch` loads it
+                done, _ = futures.wait([syncing], 1.0)
+                if done or self._args.stop_event.is_set():
+                    break
+            if syncing.done():
+                syncing.result()
+
+    async def watch(self) -> None:
+        """Load what should be there and is not, unload what nobody uses any more."""
+        if self._synced + _SYNC_SECONDS <= self._loop.time():
+            await self._sync()
+            try:
+                await self._unload_old()
+            except EngineError as error:
+                log.debug("[host] old versions stay for now: %s", error)
+            self._synced = self._loop.time()
+
+    def busy(self) -> bool:
+        return False  # the engine has a device of its own, or shares it as its user decided
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    # -- event loop --------------------------------------------------------------------------------
+
+    async def _survey(self) -> Survey:
+        candidates = needs_of(self._args).candidates
+        found = await survey(self._kind, self._engine_url, self._http, candidates)
+        self._kind = found.kind
+        return found
+
+    def _check(self) -> None:
+        """Raise ConfigError where the engine cannot do what the settings ask for."""
+        self._found.check(needs_of(self._args))
+        takes = self._found.info.get("context_length")
+        if takes and takes < self._context_length:
+            raise ConfigError(
+                f"the engine's context is {takes} tokens, ours {self._context_length}: "
+                f"set --context-length {takes}, or start the engine with more"
+            )
+
+    async def _sync(self) -> None:
+        """See that the engine holds the newest version, or at least one of ours. What stands in
+        the way is logged once."""
+        async with self._lock:
+            try:
+                wrong = await self._load_newest()
+                if not wrong:
+                    self._check()  # else it serves, and what it samples is not trained
+            except EngineUnavailable as error:
+                wrong = f"waiting for the engine at {self._engine_url}: {error}"
+            except (EngineError, ConfigError) as error:
+                wrong = str(error)
+            self._log(wrong)
+
+    async def _load_newest(self) -> str:
+        """Load the newest version, announce what is served; returns why the newest is not."""
+        newest, held = self._newest, await self._engine.adapters()
+        if lost := self.current is not None and self.current.name not in held:
+            # It was started anew, and perhaps otherwise.
+            self._found = await self._survey()
+            self._refused.clear()
+        wrong = await self._load(newest, held)
+        if not wrong:
+            self.current = newest
+        elif lost and self.current is not None and self.current != newest:
+            await self._load(self.current, held)
+        if self.current is not None:
+            await asyncio.to_thread(self._announce, self.current, wrong)
+        return wrong
+
+    async def _load(self, adapter: Adapter, held: frozenset[str]) -> str:
+        """Why the engine does not hold it ("": it does). What it refuses is not tried again."""
+        if adapter.name in held:
+            return ""
+        if adapter.name in self._refused:
+            return self._refused[adapter.name]
+        try:
+            path = await asyncio.to_thread(self._place, adapter)
+        except OSError as error:
+            return f"version {adapter.version}: cannot copy it: {error.strerror}"
+        try:
+            await self._engine.load_adapter(adapter.name, path)
+        except EngineRefused as error:
+            # Perhaps because it took an earlier request whose answer was lost.
+            if adapter.name not in await self._engine.adapters():
+                self._refused[adapter.name] = f"version {adapter.version}: {error}"
+                return self._refused[adapter.name]
+        log.info("[host] version %s is at the engine as %s", adapter.version, adapter.name)
+        return ""
+
+    async def _unload_old(self) -> None:
+        """Unload versions that no request needs: the gateway says which ones it uses, and one that
+        does not listen uses none."""
+        assert self.current is not None
+        held = await self._engine.adapters()
+        copied = await asyncio.to_thread(self._copied)
+        ours = {name for name in held | copied if name.startswith(f"{self._run}-")}
+        old = ours - {self.current.name, self._newest.name}
+        if not old:
+            return
+        gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
+        if gateway is not None and await _listens(gateway.url):
+            if gateway.info.get("adapter") != self.current.name:
+                return  # it has not gone over yet
+            old -= set(gateway.info.get("in_use", ()))
+        for name in sorted(old):
+            with contextlib.suppress(EngineError):  # it stays for now, the others go
+                if name in held:
+                    await self._engine.unload_adapter(name)
+                    log.info("[host] unloaded %s: its last request has ended", name)
+                if name in copied and self._copies is not None:
+                    await asyncio.to_thread(shutil.rmtree, self._copies / name, True)
+
+    def _log(self, wrong: str) -> None:
+        if wrong != self._logged:
+            if wrong:
+                log.error("[host] %s", wrong)
+            else:
+                log.info("[host] the engine serves the newest version")
+            self._logged = wrong
+
+    # -- files and the journal ---------------------------------------------------------------------
+
+    def _adapter(self, version: int) -> Adapter:
+        """The adapter of a checkpoint, whose name takes a reading of all its weights."""
+        with (self._root / checkpoint.name_of(version) / checkpoint.ADAPTER).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
+        return Adapter(f"{self._run}-v{version}-{digest}", str(version))
+
+    def _copied(self) -> frozenset[str]:
+        """Names of the adapters in the folder into which they are copied."""
+        if self._copies is None or not self._copies.is_dir():
+            return frozenset()
+        return frozenset(path.name for path in self._copies.iterdir())
+
+    def _place(self, adapter: Adapter) -> str:
+        """Where the engine finds it, copied there if that was asked for."""
+        folder = self._root / checkpoint.name_of(int(adapter.version))
+        shared = self._copies or self._root
+        if self._copies is not None:
+            target = self._copies / adapter.name
+            if not target.is_dir():
+                self._copies.mkdir(parents=True, exist_ok=True, mode=0o700)
+                # Private (0700), and gone where a copy fails.
+                with tempfile.TemporaryDirectory(dir=self._copies, prefix=".writing-") as partial:
+                    copy = Path(partial) / adapter.name
+                    copy.mkdir(mode=0o700)
+                    for name in (checkpoint.ADAPTER_CONFIG, checkpoint.ADAPTER):
+                        shutil.copyfile(folder / name, copy / name)
+                    copy.rename(target)
+            folder = target
+        if self._args.adapter_dir_at_engine is None:
+            return str(folder.resolve())
+        return f"{self._args.adapter_dir_at_engine.rstrip('/')}/{folder.relative_to(shared)}"
+
+    def _announce(self, adapter: Adapter, refused: str) -> None:
+        """Say in the journal what is served where, if that has changed."""
+        info = {name: self._found.info.get(name) for name in ("model_path", "context_length")}
+        info |= {"engine": self._kind, "abilities": asdict(self._found.abilities)}
+        policy = {**info, "weight_version": adapter.version, "adapter": adapter.name}
+        if refused:
+            policy["refused"] = refused
+        if policy == self._announced:
+            return
+        if refused:
+            self._journal.count("adapter_refused")
+        self._announce_role("policy", self._engine_url, policy)
+        for role in ("judge", "teacher"):
+            self._announce_role(role, self._engine_url, {**info, "weight_version": "base"})
+        self._announced = policy
+
+
+async def _listens(url: str) -> bool:
+    """Whether somebody takes connections at the address; one without a port is believed."""
+    parts = urlsplit(url)
+    if not parts.port:
+        return True
+    try:
+        async with asyncio.timeout(_LISTEN_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
