@@ -303,7 +303,7 @@ def _doctor(config: Config, *, port_given: bool) -> int:
 
 def _connect(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.doctor import served_at, window
-    from openclaw_rl.openclaw import OpenClaw, plan_connect, plan_undo
+    from openclaw_rl.openclaw.connect import OpenClaw, plan_connect, plan_undo
 
     notes: list[str] = []
     openclaw = OpenClaw.find(os.environ, options.openclaw_version)

@@ -18,11 +18,8 @@ from urllib.parse import urlsplit
 from openclaw_rl import preflight
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.journal import Journal
-from openclaw_rl.openclaw import PROVIDER, OpenClaw, Served, plan_connect
-from openclaw_rl.openclaw.gateway import Asker, Reply
-from openclaw_rl.openclaw.install import is_connected
-from openclaw_rl.openclaw.json5 import get
-from openclaw_rl.openclaw.openclaw import TRIED
+from openclaw_rl.openclaw.connect import PROVIDER, TRIED, OpenClaw, Served, get, plan_connect
+from openclaw_rl.openclaw.gateway import Answer, GatewayClient
 from openclaw_rl.settings import Config, GatewayConfig
 from openclaw_rl.slime.engines import Frozen, split
 from openclaw_rl.slime.settings import SlimeConfig
@@ -57,8 +54,8 @@ def served_at(url: str, config: Config) -> Served:
     Raises `ConfigError` where neither tells the model and its context.
     """
     url = url.rstrip("/").removesuffix("/v1")
-    asker = Asker(url, config.gateway.api_key)
-    served = asker.served()
+    client = GatewayClient(url, config.gateway.api_key)
+    served = client.served()
     if served is not None:
         return served
     gateway, model = config.gateway, config.model
@@ -92,13 +89,13 @@ def examine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from _python(config)
     yield from _model(config)
     yield from gpu_shares(environ)
-    asker = Asker(config.gateway.url, config.gateway.api_key)
-    served = asker.served()
-    yield from _gateway(config, asker, served)
+    client = GatewayClient(config.gateway.url, config.gateway.api_key)
+    served = client.served()
+    yield from _gateway(config, client, served)
     yield from _journal(config)
     yield from _openclaw(environ, served)
     if served is not None:
-        yield from _probe(asker.probe(served.model))
+        yield from _probe(client.probe(served.model))
 
 
 def _python(config: Config) -> Iterator[Finding]:
@@ -154,8 +151,8 @@ def gpu_shares(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("ok", "gpus", ", ".join(f"{name} {n}" for name, n in counts.items()))
 
 
-def _gateway(config: Config, asker: Asker, served: Served | None) -> Iterator[Finding]:
-    health = asker.health()
+def _gateway(config: Config, client: GatewayClient, served: Served | None) -> Iterator[Finding]:
+    health = client.health()
     if health is None:
         host, port = config.gateway.host, config.gateway.port
         try:
@@ -163,21 +160,21 @@ def _gateway(config: Config, asker: Asker, served: Served | None) -> Iterator[Fi
         except ConfigError as error:
             yield Finding("fail", "port", str(error), "stop what listens there, or choose another")
         else:
-            words = f"nothing answers at {asker.url}"
+            words = f"nothing answers at {client.url}"
             yield Finding("fail", "gateway", words, "start it: openclaw-rl up --model FOLDER")
         return
     engine = get(health.body, ("engine", "state"))
     if engine is None:
-        words = f"what answers at {asker.url} is no gateway of ours"
+        words = f"what answers at {client.url} is no gateway of ours"
         yield Finding("fail", "port", words, "choose another --port")
         return
     if served is None:
-        words = f"{asker.url} refuses this key"
+        words = f"{client.url} refuses this key"
         yield Finding("fail", "key", words, "set OPENCLAW_RL_API_KEY to the gateway's key")
         return
-    yield Finding("ok", "gateway", f"{asker.url} serves {served.model}, weight version "
+    yield Finding("ok", "gateway", f"{client.url} serves {served.model}, weight version "
                   f"{get(health.body, ('engine', 'weight_version')) or 0}")  # fmt: skip
-    yield Finding("ok", "key", "accepted" if asker.api_key else "none needed (loopback only)")
+    yield Finding("ok", "key", "accepted" if client.api_key else "none needed (loopback only)")
     if engine != "ok":
         words = "the engine does not answer" if engine == "waiting" else "no engine has come up"
         yield Finding("fail", "engine", words, "start it: openclaw-rl train, or look at its log")
@@ -208,7 +205,7 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
         yield Finding("fail", "openclaw", str(error), "mend the file, or restore a backup")
         return
     mend = "openclaw-rl connect"
-    if not is_connected(openclaw):
+    if not openclaw.connected:
         words = f"not connected ({openclaw.config_path} has no provider {PROVIDER})"
         yield Finding("warn", "openclaw", words, mend)
         return
@@ -259,7 +256,7 @@ def window(openclaw: OpenClaw, served: Served) -> Iterator[Finding]:
         yield Finding("warn", "context", words, f"a model with {ROOMY_WINDOW} or more")
 
 
-def _probe(reply: Reply | None) -> Iterator[Finding]:
+def _probe(reply: Answer | None) -> Iterator[Finding]:
     if reply is None or reply.status != 200:
         status = "no answer" if reply is None else f"HTTP {reply.status}"
         yield Finding("fail", "probe", f"a request gets {status}", "look at the gateway's log")

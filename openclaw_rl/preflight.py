@@ -19,7 +19,7 @@ from openclaw_rl.hooks import load_hook
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.train_args import needs_of
 from openclaw_rl.replay import files
-from openclaw_rl.replay.conversation import ReplayError
+from openclaw_rl.replay.files import ReplayError
 from openclaw_rl.settings import Config
 from openclaw_rl.wire.formats import find_format
 

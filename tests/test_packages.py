@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "judge": {"engine", "journal"},
     "rewards": {"judge"},
     "rollout": {"journal", "session"},
-    "replay": {"wire", "session", "journal", "engine"},
+    "replay": {"wire", "session", "journal", "engine", "openclaw"},
     "losses": set(),
     # settings and supervisor: it starts gateway and judge as the command line does.
     "slime": {

@@ -11,8 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.openclaw.change import Served
-from openclaw_rl.openclaw.json5 import get
+from openclaw_rl.openclaw.connect import Served, get
 
 _SECONDS = 5.0
 _PROBE_SECONDS = 60.0
@@ -20,7 +19,7 @@ _PROBE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Answer:
     """Status, lower-case headers and JSON body (None where it is none)."""
 
     status: int
@@ -29,7 +28,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class GatewayClient:
     """Talks to one gateway. `url` is its base address, without `/v1`."""
 
     url: str
@@ -37,34 +36,38 @@ class Asker:
 
     def served(self) -> Served | None:
         """What it says it serves, or None where none answers as ours does."""
-        reply = asyncio.run(self._ask("GET", "/v1/models"))
-        if reply is None or reply.status != 200:
+        answer = asyncio.run(self._ask("GET", "/v1/models"))
+        if answer is None or answer.status != 200:
             return None
-        data = get(reply.body, ("data",))
+        data = get(answer.body, ("data",))
         entry = data[0] if isinstance(data, list) and data else {}
         keys = ("id", "max_model_len", "max_completion_tokens")
-        name, window, longest = (get(entry, (key,)) for key in keys)
-        if isinstance(name, str) and isinstance(window, int) and isinstance(longest, int):
-            return Served(f"{self.url}/v1", name, window, longest, self.api_key)
+        match [get(entry, (key,)) for key in keys]:
+            case [str(name), int(window), int(longest)]:
+                return Served(f"{self.url}/v1", name, window, longest, self.api_key)
         return None
 
-    def health(self) -> Reply | None:
+    def health(self) -> Answer | None:
         """`GET /healthz`."""
         return asyncio.run(self._ask("GET", "/healthz"))
 
-    def probe(self, model: str) -> Reply | None:
+    def probe(self, model: str) -> Answer | None:
         """A request as the plugin sends it, as a side turn of one token: never trained."""
         headers = {"x-session-id": "openclaw-rl-doctor", "x-turn-type": "side"}
         message = {"role": "user", "content": "ping"}
         body = {"model": model, "max_tokens": 1, "messages": [message]}
-        return asyncio.run(
-            self._ask("POST", "/v1/chat/completions", _PROBE_SECONDS, headers=headers, json=body)
-        )
+        ask = self._ask("POST", "/v1/chat/completions", _PROBE_SECONDS, headers, json=body)
+        return asyncio.run(ask)
 
     async def _ask(
-        self, method: str, path: str, seconds: float = _SECONDS, **options: Any
-    ) -> Reply | None:
-        headers = {**options.pop("headers", {})}
+        self,
+        method: str,
+        path: str,
+        seconds: float = _SECONDS,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Answer | None:
+        headers = dict(headers or {})
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
         timeout = aiohttp.ClientTimeout(total=seconds)
@@ -77,5 +80,5 @@ class Asker:
                 with contextlib.suppress(aiohttp.ClientError, ValueError):
                     body = await response.json()
                 names = {name.lower(): value for name, value in response.headers.items()}
-                return Reply(response.status, names, body)
+                return Answer(response.status, names, body)
         return None

@@ -2,9 +2,8 @@
 
 Read are JSONL with one conversation a line (`{"messages": [...]}`, with `tools` and `session_id`
 where there are any, or a bare list), JSONL with one message a line (one conversation a file, or
-one for each `session_id`), and OpenClaw's own: `agents/*/sessions/*.jsonl` (to 2026.4) and
-`agents/*/agent/openclaw-agent.sqlite` (2026.9). A line that is none of these is an error that
-names file and line; no message quotes the text.
+one for each `session_id`), and OpenClaw's own sessions (`openclaw/sessions.py`). A line that is
+none of these is an error that names file and line; no message quotes the text.
 """
 
 from __future__ import annotations
@@ -13,18 +12,35 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.replay import openclaw
-from openclaw_rl.replay.conversation import Conversation, ReplayError
+from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.openclaw import sessions
+from openclaw_rl.types import Message
 from openclaw_rl.wire.chat import parse_messages
 from openclaw_rl.wire.errors import WireError
 
-_JSONL = ("*.jsonl", "*.jsonl.reset.*", "*.jsonl.deleted.*")
-_SQLITE = "openclaw-agent.sqlite"
+_NAMES = ("*.jsonl", "*.jsonl.reset.*", "*.jsonl.deleted.*", sessions.DATABASE)
+
+
+class ReplayError(OpenClawRLError):
+    """A file that cannot be read as conversations; the message begins with `file:line`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`messages` as clients send them. Replies before `begin` are history only (what a compaction
+    kept of it). `left_out` counts replies of the source that are not in it, by reason."""
+
+    where: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    session_id: str | None = None
+    begin: int = 0
+    left_out: Mapping[str, int] | None = None
 
 
 def find(path: Path) -> list[Path]:
@@ -33,16 +49,28 @@ def find(path: Path) -> list[Path]:
         raise ReplayError(f"{path}: there is no such file or folder")
     if path.is_file():
         return [path]
-    roots = [path]
-    if (path / "agents").is_dir():
-        roots = sorted(path.glob("agents/*/sessions")) + sorted(path.glob("agents/*/agent"))
-    found = {
-        file
-        for root in roots
-        for file in _walk(root)
-        if any(fnmatchcase(file.name, pattern) for pattern in (*_JSONL, _SQLITE))
-    }
-    return sorted(file for file in found if file.is_file())
+    return sorted(
+        {
+            file
+            for root in sessions.session_folders(path) or [path]
+            for file in _walk(root)
+            if any(fnmatchcase(file.name, name) for name in _NAMES) and file.is_file()
+        }
+    )
+
+
+def in_data(folder: Path) -> list[Path]:
+    """Where conversations may lie in a data folder: files of its own beside OpenClaw's, too."""
+    return [*sorted(folder.glob("*.jsonl")), folder]
+
+
+def check(paths: Sequence[Path]) -> list[Path]:
+    """The files at `paths`, each once and read to its end. Raises `ReplayError`."""
+    found = list(dict.fromkeys(file for path in paths for file in find(path)))
+    for file in found:
+        for _ in read(file):
+            pass
+    return found
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -62,24 +90,10 @@ def _walk(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in names)
 
 
-def in_data(folder: Path) -> list[Path]:
-    """Where conversations may lie in a data folder: files of its own beside OpenClaw's, too."""
-    return [*sorted(folder.glob("*.jsonl")), folder]
-
-
-def check(paths: Sequence[Path]) -> list[Path]:
-    """The files at `paths`, each once and read to its end. Raises `ReplayError`."""
-    found = list(dict.fromkeys(file for path in paths for file in find(path)))
-    for file in found:
-        for _ in read(file):
-            pass
-    return found
-
-
 def read(path: Path) -> Iterator[Conversation]:
     """The conversations in a file. Raises `ReplayError` with file and line."""
     if path.name.endswith(".sqlite"):
-        yield from _read_sqlite(path)
+        yield from _database(path)
         return
     lines = list(_lines(path))
     first = lines[0][1] if lines else None
@@ -92,7 +106,7 @@ def read(path: Path) -> Iterator[Conversation]:
         yield from _by_message(path, lines)
     else:
         for number, line in lines:
-            yield _conversation(path, number, line)
+            yield _conversation(f"{path}:{number}", line)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -115,23 +129,9 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         except (ValueError, RecursionError) as error:
             if number == len(lines) and number > 1:
                 return  # without its line break: still being written, or torn by a crash
-            words = (
-                "nested too deeply" if isinstance(error, RecursionError) else "a number too long"
-            )
-            what = getattr(error, "msg", words)
+            deep = isinstance(error, RecursionError)
+            what = getattr(error, "msg", "nested too deeply" if deep else "a number too long")
             raise ReplayError(f"{path}:{number}: is no JSON: {what}") from None
-
-
-def _session(entries: Sequence[Any], where: str) -> list[Conversation]:
-    """One of OpenClaw's sessions, whose fields may hold anything."""
-    if not all(isinstance(entry, dict) for entry in entries):
-        raise ReplayError(f"{where}: an entry of a session must be an object")
-    try:
-        return openclaw.conversations(entries, where)
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise ReplayError(
-            f"{where}: is no session as OpenClaw writes it ({type(error).__name__})"
-        ) from None
 
 
 def _loads(text: str) -> Any:
@@ -142,9 +142,8 @@ def _loads(text: str) -> Any:
     return value
 
 
-def _conversation(path: Path, number: int, line: Any) -> Conversation:
-    where = f"{path}:{number}"
-    fields: Mapping[str, Any] = {"messages": line} if isinstance(line, list) else line
+def _conversation(where: str, line: Any) -> Conversation:
+    fields = {"messages": line} if isinstance(line, list) else line
     if not isinstance(fields, Mapping) or "messages" not in fields:
         raise ReplayError(
             f'{where}: must be {{"messages": [...]}}, a list of messages, or one message '
@@ -154,25 +153,24 @@ def _conversation(path: Path, number: int, line: Any) -> Conversation:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ReplayError(f"{where}: tools must be a list of objects")
     messages = _parsed(where, fields["messages"])
-    return _shown(where, messages, tuple(tools), _session_id(fields))
+    return _until_image(where, messages, tuple(tools), _session_id(fields))
 
 
 def _by_message(path: Path, lines: Sequence[tuple[int, Any]]) -> Iterator[Conversation]:
-    sessions: dict[str | None, list[tuple[int, Any]]] = {}
+    found: dict[str | None, list[tuple[int, Any]]] = {}
     for number, line in lines:
         if not isinstance(line, dict) or "role" not in line:
             raise ReplayError(f"{path}:{number}: must be a message with a role, as the lines above")
         _parsed(f"{path}:{number}", [line])  # so that a mistake is told by its own line
-        sessions.setdefault(_session_id(line), []).append((number, line))
-    for session_id, own in sessions.items():
+        found.setdefault(_session_id(line), []).append((number, line))
+    for session_id, own in found.items():
         where = f"{path}:{own[0][0]}"
-        messages = _parsed(where, [line for _, line in own])
-        yield _shown(where, messages, (), session_id)
+        yield _until_image(where, _parsed(where, [line for _, line in own]), (), session_id)
 
 
-def _shown(
+def _until_image(
     where: str,
-    messages: tuple[Mapping[str, Any], ...],
+    messages: tuple[Message, ...],
     tools: tuple[Mapping[str, Any], ...],
     session_id: str | None,
 ) -> Conversation:
@@ -184,7 +182,7 @@ def _shown(
     return Conversation(where, messages[:end], tools, session_id, left_out=left_out)
 
 
-def _parsed(where: str, messages: Any) -> tuple[Mapping[str, Any], ...]:
+def _parsed(where: str, messages: Any) -> tuple[Message, ...]:
     try:
         return parse_messages(messages, image_ok=True)
     except WireError as error:
@@ -199,25 +197,35 @@ def _session_id(fields: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read_sqlite(path: Path) -> Iterator[Conversation]:
+def _database(path: Path) -> Iterator[Conversation]:
     try:
-        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        try:
-            rows = db.execute(
-                "SELECT session_id, seq, event_json FROM transcript_events ORDER BY session_id, seq"
-            ).fetchall()
-        finally:
-            db.close()
+        found = list(sessions.read_database(path))
     except sqlite3.Error as error:
         raise ReplayError(f"{path}: cannot be read as OpenClaw's sessions: {error}") from error
-    for session_id, events in groupby(rows, key=lambda row: row[0]):
-        own = list(events)
+    for session_id, events in found:
         where = f"{path}:{session_id}"
-        if any(event is None for _, _, event in own):  # zstd, which Python reads from 3.14 on
-            yield Conversation(where=where, messages=(), left_out={"compressed_session": 1})
+        if None in events:  # zstd, which Python reads from 3.14 on
+            yield Conversation(where, (), left_out={"compressed_session": 1})
             continue
         try:
-            entries = [_loads(event) for _, _, event in own]
+            entries = [_loads(event) for event in events]
         except (AttributeError, TypeError, ValueError, RecursionError):
             raise ReplayError(f"{where}: an event is no JSON") from None
         yield from _session(entries, where)
+
+
+def _session(entries: Sequence[Any], where: str) -> Iterator[Conversation]:
+    """One of OpenClaw's sessions, whose fields may hold anything."""
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise ReplayError(f"{where}: an entry of a session must be an object")
+    head = entries[0] if entries and entries[0].get("type") == "session" else {}
+    session_id = head.get("id") if isinstance(head.get("id"), str) else None
+    try:
+        found = sessions.histories(entries)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise ReplayError(
+            f"{where}: is no session as OpenClaw writes it ({type(error).__name__})"
+        ) from None
+    for one in found:
+        messages, left_out = tuple(one.messages), dict(one.left_out)
+        yield Conversation(where, messages, (), session_id, one.begin, left_out)

@@ -17,7 +17,7 @@ from typing import Any
 
 from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
 from openclaw_rl.errors import EngineRefused
-from openclaw_rl.replay.conversation import Conversation
+from openclaw_rl.replay.files import Conversation
 from openclaw_rl.session.canonical import (
     Trace,
     extend,

@@ -11,7 +11,7 @@ from openclaw_rl.cli import main
 from openclaw_rl.config import load_config
 from openclaw_rl.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.journal import Fates, SourceCount
-from openclaw_rl.openclaw import OpenClaw, Served
+from openclaw_rl.openclaw.connect import OpenClaw, Served
 from tests.fakes.model import tiny_tokenizer
 from tests.gateway.conftest import world
 
@@ -60,8 +60,8 @@ async def test_connect_asks_the_gateway_shows_and_only_then_does_it(capsys, open
     before = openclaw.read_text()
     status, said = await run(capsys, "connect")
     assert status == 0
-    assert '"contextWindow": 32000' in said
-    assert '"maxTokens": 4000' in said
+    assert "contextWindow: 32000" in said
+    assert "maxTokens: 4000" in said
     assert "add --yes" in said
     assert openclaw.read_text() == before
     assert (await run(capsys, "connect", "--yes"))[0] == 0
@@ -108,7 +108,7 @@ async def test_connect_without_a_gateway_needs_to_be_told(capsys, openclaw, tmp_
     told = ["--served-name", "qwen", "--context-length", "16384", "--keep-model"]
     status, said = await run(capsys, *words, *told)
     assert status == 0
-    for part in ('"baseUrl": "http://127.0.0.1:9/v1"', '"maxTokens": 8192', '"id": "qwen"'):
+    for part in ('baseUrl: "http://127.0.0.1:9/v1"', "maxTokens: 8192", 'id: "qwen"'):
         assert part in said
     assert "primary" not in said
 

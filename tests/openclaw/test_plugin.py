@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.openclaw import PROVIDER
+from openclaw_rl.openclaw.connect import PROVIDER
 
 PLUGIN = Path(__file__).parents[2] / "plugins" / "openclaw"
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.replay import openclaw
-from openclaw_rl.replay.conversation import ReplayError
-from openclaw_rl.replay.files import check, find, in_data, read
+from openclaw_rl.openclaw.sessions import histories
+from openclaw_rl.replay.files import ReplayError, check, find, in_data, read
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "openclaw_sessions"
 USER = {"role": "user", "content": "q"}
@@ -166,27 +165,24 @@ def message(role, text, **more):
 
 
 def test_the_last_entry_says_which_branch_is_meant():
-    (past,) = openclaw.conversations(
+    (past,) = histories(
         entries(message("user", "a"), message("assistant", "b"), message("user", "wrong"),
                 message("assistant", "worse"), {**message("user", "right"), "parentId": "e1"}),
-        "f:1",
     )  # fmt: skip
     assert said(past) == [("user", "a"), ("assistant", "b"), ("user", "right")]
-    (back,) = openclaw.conversations(
+    (back,) = histories(
         entries(message("user", "a"), message("assistant", "b"), message("user", "wrong"),
                 {"type": "leaf", "targetId": "e1"}, message("user", "right")),
-        "f:1",
     )  # fmt: skip
     assert said(back) == said(past)
 
 
 def test_case_15_a_compaction_begins_another_conversation():
-    before, after = openclaw.conversations(
+    before, after = histories(
         entries(message("user", "a"), message("assistant", "b"), message("user", "c"),
                 message("assistant", "d"),
                 {"type": "compaction", "summary": "SUM", "firstKeptEntryId": "e2"},
                 message("user", "e"), message("assistant", "f")),
-        "f:1",
     )  # fmt: skip
     assert [text for _, text in said(before)] == ["a", "b", "c", "d"]
     assert "SUM" in said(after)[0][1]
@@ -195,7 +191,7 @@ def test_case_15_a_compaction_begins_another_conversation():
 
 
 def test_what_is_no_models_reply_is_counted_and_images_end_the_history():
-    (past,) = openclaw.conversations(
+    (past,) = histories(
         entries(
             message("user", "a"),
             message("assistant", "half", stopReason="aborted"),
@@ -204,7 +200,6 @@ def test_what_is_no_models_reply_is_counted_and_images_end_the_history():
             {"type": "message", "message": {"role": "user", "content": [{"type": "image"}]}},
             message("assistant", "c"),
         ),
-        "f:1",
     )
     assert said(past) == [("user", "a"), ("assistant", "b")]
     assert past.left_out == {"failed_reply": 1, "not_a_model": 1, "image": 1}

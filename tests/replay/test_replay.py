@@ -13,7 +13,7 @@ import pytest
 from openclaw_rl.cli import main
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.journal import Journal
-from openclaw_rl.replay.conversation import ReplayError
+from openclaw_rl.replay.files import ReplayError
 from openclaw_rl.replay.run import describe, open_reader, replay
 from openclaw_rl.rewards.feedback import custom_rm
 from openclaw_rl.rollout import generate_rollout

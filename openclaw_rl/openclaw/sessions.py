@@ -1,0 +1,183 @@
+"""OpenClaw's sessions as messages of a model.
+
+A session is a header and entries that name their parent; the last entry is where the conversation
+stands, and the path from there to the root is what was said. A compaction or a reset begins
+another history: it is another conversation here, as it is at the gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.types import Message
+
+Entry = Mapping[str, Any]
+
+DATABASE = "openclaw-agent.sqlite"
+"""The file that holds an agent's sessions from 2026.9 on; before, each is a JSONL file."""
+
+_NO_MODEL = ("delivery-mirror", "gateway-injected")
+"""What OpenClaw calls the model of a message that it wrote itself; no request holds them."""
+
+_SUMMARY = (
+    "The conversation history before this point was compacted into the following summary:\n\n"
+    "<summary>\n{}\n</summary>"
+)
+_BRANCH = (
+    "The following is a summary of a branch that this conversation came back from:\n\n"
+    "<summary>\n{}\n</summary>"
+)
+
+
+@dataclass
+class History:
+    """One history of a session. Replies before `begin` are in another one too. `left_out` counts
+    replies that are not in `messages`, by reason; from the first image on, that is all of them."""
+
+    messages: list[Message] = field(default_factory=list)
+    begin: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    _unseen: bool = False
+
+    def add(self, entry: Entry, *, kept: bool = False) -> None:
+        """Take an entry; `kept`: it was in the history before as well."""
+        message = (entry.get("message") if entry.get("type") == "message" else None) or {}
+        reply = message.get("role") == "assistant"
+        reason = _no_reply(message) if reply else ""
+        if not reason:
+            self._unseen = self._unseen or _has_image(message or entry)
+            reason = "image" if self._unseen else ""
+        if not reason:
+            read = _message(entry)
+            self.messages += [] if read is None else [read]
+        elif reply and not kept:
+            self.left_out[reason] += 1
+
+
+def session_folders(state_dir: Path) -> list[Path]:
+    """The folders of a state folder in which sessions lie; none where it is no state folder."""
+    return sorted(state_dir.glob("agents/*/sessions")) + sorted(state_dir.glob("agents/*/agent"))
+
+
+def read_database(path: Path) -> Iterator[tuple[str, list[Any]]]:
+    """Each session's id and its entries as JSON texts (None where it is compressed). Raises
+    `sqlite3.Error`."""
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        rows = db.execute(
+            "SELECT session_id, seq, event_json FROM transcript_events ORDER BY session_id, seq"
+        ).fetchall()
+    finally:
+        db.close()
+    for session_id, events in groupby(rows, key=lambda row: row[0]):
+        yield session_id, [event for _, _, event in events]
+
+
+def histories(entries: Sequence[Entry]) -> list[History]:
+    """The histories of one session, in their order. Fields of other kinds than OpenClaw writes
+    raise `AttributeError`, `TypeError` or `ValueError`."""
+    path = _path([entry for entry in entries if entry.get("type") != "session"])
+    found = [History()]
+    for at, entry in enumerate(path):
+        kind = entry.get("type")
+        if kind not in ("compaction", "reset"):
+            found[-1].add(entry)
+            continue
+        found.append(History())
+        if kind == "compaction":
+            found[-1].messages.append(_user(_SUMMARY.format(entry.get("summary") or "")))
+        first = entry.get("firstKeptEntryId")
+        kept = next((i for i in range(at) if first and path[i].get("id") == first), at)
+        for old in path[kept:at]:
+            found[-1].add(old, kept=True)
+        found[-1].begin = len(found[-1].messages)
+    return [history for history in found if history.messages or history.left_out]
+
+
+def _path(entries: Sequence[Entry]) -> list[Entry]:
+    """From the root to the last entry. Entries without ids (old files) are taken in order."""
+    by_id = {entry["id"]: entry for entry in entries if isinstance(entry.get("id"), str)}
+    if len(by_id) < len(entries):
+        return list(entries)
+    path: list[Entry] = []
+    entry = entries[-1] if entries else None
+    while entry is not None and by_id.pop(entry["id"], None) is not None:  # a cycle ends it
+        path.append(entry)
+        # A `leaf` only says where the conversation went back to.
+        parent = entry.get("targetId" if entry.get("type") == "leaf" else "parentId")
+        entry = by_id.get(parent or "")
+    return path[::-1]
+
+
+def _no_reply(message: Message) -> str:
+    """Why an assistant's message is no reply of a model; "" where it is one."""
+    if message.get("model") in _NO_MODEL:
+        return "not_a_model"
+    return "failed_reply" if message.get("stopReason") in ("error", "aborted") else ""
+
+
+def _message(entry: Entry) -> Message | None:
+    """The entry as a message of a request; None where it is not shown to the model."""
+    if entry.get("type") == "custom_message":
+        return _user(_join(entry, "text", "\n"))
+    if entry.get("type") == "branch_summary":
+        return _user(_BRANCH.format(entry.get("summary") or ""))
+    message = (entry.get("message") if entry.get("type") == "message" else None) or {}
+    match message.get("role"):
+        case "user":
+            return _user(_join(message, "text", "\n"))
+        case "toolResult":
+            call_id = str(message.get("toolCallId") or "")
+            return {"role": "tool", "tool_call_id": call_id,
+                    "content": _join(message, "text", "\n")}  # fmt: skip
+        case "assistant":
+            return _reply(message)
+    return None
+
+
+def _reply(message: Message) -> Message:
+    calls = [
+        {
+            "id": str(block.get("id") or ""),
+            "type": "function",
+            "function": {
+                "name": str(block.get("name") or ""),
+                "arguments": json.dumps(block.get("arguments") or {}, ensure_ascii=False),
+            },
+        }
+        for block in _blocks(message)
+        if block.get("type") == "toolCall"
+    ]
+    text = _join(message, "text", "")
+    reply: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
+    if thoughts := _join(message, "thinking", "\n"):
+        reply["reasoning_content"] = thoughts
+    if calls:
+        reply["tool_calls"] = calls
+    return reply
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _blocks(message: Message) -> Sequence[Mapping[str, Any]]:
+    content = message.get("content") or ""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _has_image(message: Message) -> bool:
+    return any(block.get("type") == "image" for block in _blocks(message))
+
+
+def _join(message: Message, kind: str, glue: str) -> str:
+    """The texts of its blocks of one kind, which have the text under the same name."""
+    return glue.join(block.get(kind) or "" for block in _blocks(message)
+                     if block.get("type") == kind)  # fmt: skip
