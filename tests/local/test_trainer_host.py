@@ -45,7 +45,8 @@ def arguments(model_dir: Path, tmp_path: Path, **changes: Any) -> Namespace:
         "journal_path": str(tmp_path / "journal.db"), "save": str(tmp_path / "checkpoints"),
         "host_name": "h", "rollout_batch_size": 4, "session_share": 1.0, "lr": 3e-3,
         "rollout_poll_seconds": 0.01, "rollout_temperature": 1.0, "lora_rank": 4,
-        "engine_threads": 1, "train_threads": 1, "engine_kv_tokens": 4096,
+        "engine_threads": 1, "train_threads": 1, "engine_kv_tokens": 4096, "engine_api_key": None,
+        "adapter_dir": None, "adapter_dir_at_engine": None,
         "custom_loss_function_path": "openclaw_rl.losses.combined_loss",
     }  # fmt: skip
     return Namespace(**(fields | changes))
