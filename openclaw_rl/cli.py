@@ -329,19 +329,24 @@ def _connect(config: Config, options: argparse.Namespace) -> int:
 
 def _replay(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.replay.files import find, in_data
-    from openclaw_rl.replay.run import describe, open_reader, replay
+    from openclaw_rl.replay.run import new_files, replay
+    from openclaw_rl.replay.turns import Reader
 
     preflight.check_model(config)
     preflight.check_reply_format(config)
     if not options.dry_run:
         preflight.check_data(config)
     paths = [path.expanduser() for path in options.path]
-    paths = paths or in_data(Path(config.data.path).expanduser())
+    folder = Path(config.data.path).expanduser()
+    if options.supervised and not paths:
+        paths = new_files(folder, config.journal_path)
+    else:
+        paths = paths or in_data(folder)
     if not any(map(find, paths)):
-        print(f"no conversations in {paths[-1]}")
+        print(f"no new conversations in {folder}")
         return 0
     gateway = config.gateway
-    reader = open_reader(
+    reader = Reader.open(
         config.model.path, config.served_name, gateway.reply_format, gateway.context_length or None
     )
     done = replay(
@@ -353,7 +358,7 @@ def _replay(config: Config, options: argparse.Namespace) -> int:
         emit=lambda line: print(line, flush=True),
     )
     print(f"{done.files} files, {done.conversations} conversations: "
-          f"{describe(done, options.dry_run)}")  # fmt: skip
+          f"{done.describe(options.dry_run)}")  # fmt: skip
     return 0
 
 

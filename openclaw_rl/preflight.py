@@ -20,6 +20,7 @@ from openclaw_rl.local.device import device_of
 from openclaw_rl.local.train_args import needs_of
 from openclaw_rl.replay import files
 from openclaw_rl.replay.files import ReplayError
+from openclaw_rl.replay.run import new_files
 from openclaw_rl.settings import Config
 from openclaw_rl.wire.formats import find_format
 
@@ -54,13 +55,13 @@ def _writable(folder: str, flag: str) -> None:
 
 
 def check_conversations(config: Config) -> list[Path]:
-    """The files of past conversations in the data folder, which must be readable; none where they
-    are not wanted."""
+    """The files of past conversations in the data folder that were not read yet as they are now,
+    which must be readable; none where they are not wanted."""
     folder = Path(config.data.path).expanduser()
     if not config.data.replay or not folder.is_dir():
         return []
     try:
-        return files.check(files.in_data(folder))
+        return files.check(new_files(folder, config.journal_path))
     except ReplayError as error:
         raise ConfigError(
             f"{error}; mend or move the file, or --replay off (DATA_REPLAY)"

@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
 from openclaw_rl.replay import files
-from openclaw_rl.replay.turns import PastTurn, Reader
-from openclaw_rl.wire.formats import choose_format
+from openclaw_rl.replay.turns import Reader
+from openclaw_rl.types import Turn
+
+_ROLE = "replay"
+"""Under this name the journal keeps which files were read."""
 
 
 @dataclass
@@ -36,19 +37,26 @@ class Replay:
         """All replies of models that were met."""
         return self.added + sum(self.left_out.values())
 
+    def describe(self, dry_run: bool = False) -> str:
+        """The counts in words, left out by reason."""
+        verb = "would be added" if dry_run else "added"
+        reasons = sorted(self.left_out.items(), key=lambda item: (-item[1], item[0]))
+        left_out = "".join(f", {n} {reason}" for reason, n in reasons if n)
+        return f"{self.added} of {self.replies} replies {verb}{left_out}"
 
-def open_reader(
-    model_path: str, served_name: str, reply_format: str, context_length: int | None
-) -> Reader:
-    """The reader for a served model. Raises `ConfigError`."""
-    tokenizer = ChatTokenizer.load(model_path)
-    chosen, _ = choose_format(
-        reply_format, tokenizer.template, tokenizer.added_tokens.keys(), served_name
-    )
-    length = context_length or tokenizer.context_length
-    if not length:
-        raise ConfigError("the model does not tell its context length: set --context-length")
-    return Reader(tokenizer.showing(chosen.marks, chosen.inner), chosen, length)
+
+def new_files(folder: Path, journal_path: Path) -> list[Path]:
+    """The files of past conversations in a data folder that no `replay` into this journal has read
+    as they are now. Costs a look at each file's size and time, and reads none of them.
+
+    Raises `ReplayError` where a folder cannot be looked into.
+    """
+    if not folder.is_dir():
+        return []
+    with _open(journal_path, dry_run=True) as journal:
+        read = _read_before(journal)
+    found = _stamps(files.in_data(folder))
+    return [file for file, stamp in found.items() if read.get(str(file.resolve())) != stamp]
 
 
 def replay(
@@ -64,68 +72,67 @@ def replay(
 
     Raises `ReplayError` (file:line) before anything is written.
     """
+    stamps = _stamps(paths)
     found = files.check(paths)
     total = Replay()
-    with _journal(journal_path, dry_run) as journal:
-        seen: set[str] = set()
+    with _open(journal_path, dry_run) as journal:
+        seen = set[str]()
         served = journal.served() if journal is not None else set()
         for number, file in enumerate(found, 1):
             one = Replay(files=1)
             for past in files.read(file):
                 one.conversations += 1
                 turns = reader.turns(past, now, one.left_out)
-                one.added += _keep(turns, journal, seen, served, one.left_out, now, dry_run)
-            emit(f"{number} of {len(found)} · {file}: {describe(one, dry_run)}")
+                new = list(_new(turns, journal, seen, served))
+                one.added += len(new)
+                one.left_out += Counter(known=len(turns) - len(new))
+                if journal is not None and not dry_run:
+                    with journal.batch():
+                        for turn in new:
+                            journal.record_turn(turn)
+                            journal.set_next_state(turn.turn_id, turn.next_state or (), now)
+            emit(f"{number} of {len(found)} · {file}: {one.describe(dry_run)}")
             total.files += 1
             total.conversations += one.conversations
             total.added += one.added
             total.left_out.update(one.left_out)
+        if journal is not None and not dry_run:
+            read = {str(file.resolve()): stamp for file, stamp in stamps.items()}
+            journal.publish(_ROLE, "", {"read": _read_before(journal) | read}, now)
     return total
 
 
-def describe(counts: Replay, dry_run: bool) -> str:
-    """The counts in words, left out by reason."""
-    verb = "would be added" if dry_run else "added"
-    words = f"{counts.added} of {counts.replies} replies {verb}"
-    reasons = sorted(counts.left_out.items(), key=lambda item: (-item[1], item[0]))
-    return words + "".join(f", {n} {reason}" for reason, n in reasons if n)
-
-
-def _keep(
-    turns: Sequence[PastTurn],
-    journal: Journal | None,
-    seen: set[str],
-    served: Set[str],
-    left_out: Counter[str],
-    now: float,
-    dry_run: bool,
-) -> int:
-    """Write what is new, a conversation at once; how many turns."""
-    added, apart = 0, set()
-    with contextlib.nullcontext() if journal is None or dry_run else journal.batch():
-        for turn in turns:
-            record, turn_id = turn.record, turn.record.turn_id
-            if record.node_hash in served:
-                apart.add(turn_id)
-            if turn_id in seen or turn_id in apart or (journal and journal.knows(turn_id)):
-                left_out["known"] += 1
-                continue
-            seen.add(turn_id)
-            added += 1
-            if journal is not None and not dry_run:
-                if record.parent_id in apart:  # which is not there under this id
-                    record = dataclasses.replace(
-                        record, parent_id=None, matched=0, shares_tokens=False
-                    )
-                journal.record_turn(record)
-                journal.set_next_state(turn_id, turn.next_state, now)
-    return added
+def _new(
+    turns: Iterable[Turn], journal: Journal | None, seen: set[str], served: set[str]
+) -> Iterator[Turn]:
+    """The turns that are not there yet, a parent that is there under another id left out."""
+    elsewhere = set()
+    for turn in turns:
+        if turn.node_hash in served:
+            elsewhere.add(turn.turn_id)
+        elif turn.turn_id not in seen and not (journal and journal.knows(turn.turn_id)):
+            seen.add(turn.turn_id)
+            if turn.parent_id in elsewhere:
+                turn = dataclasses.replace(turn, parent_id=None, matched=0, shares_tokens=False)
+            yield turn
 
 
 @contextlib.contextmanager
-def _journal(path: Path, dry_run: bool) -> Iterator[Journal | None]:
+def _open(path: Path, dry_run: bool) -> Iterator[Journal | None]:
     if dry_run and not path.exists():
         yield None
         return
     with Journal.open(path, create=not dry_run) as journal:
         yield journal
+
+
+def _stamps(paths: Sequence[Path]) -> dict[Path, list[int]]:
+    """The files at `paths`, and their size and time."""
+    found = dict.fromkeys(file for path in paths for file in files.find(path))
+    return {file: [file.stat().st_size, file.stat().st_mtime_ns] for file in found}
+
+
+def _read_before(journal: Journal | None) -> dict[str, list[int]]:
+    """The files that were read into this journal, with size and time as they were then."""
+    found = journal.endpoint(_ROLE) if journal is not None else None
+    return dict(found.info["read"]) if found is not None else {}

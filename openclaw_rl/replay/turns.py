@@ -8,6 +8,8 @@ is a digest of what was said, so the same conversation gives the same turns.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
-from openclaw_rl.errors import EngineRefused
+from openclaw_rl.errors import ConfigError, EngineRefused
 from openclaw_rl.replay.files import Conversation
 from openclaw_rl.session.canonical import (
     Trace,
@@ -28,19 +30,15 @@ from openclaw_rl.session.canonical import (
 )
 from openclaw_rl.session.kind import last_user, side_pattern
 from openclaw_rl.types import Message, Turn
-from openclaw_rl.wire.formats import ReplyFormat
+from openclaw_rl.wire.formats import ReplyFormat, choose_format
 from openclaw_rl.wire.reply import THINK
 
 SOURCE = "replay"
 """What `status` shows these turns as bound by."""
 
 
-@dataclass(frozen=True, slots=True)
-class PastTurn:
-    """A turn and what followed it."""
-
-    record: Turn
-    next_state: tuple[Message, ...]
+class _LeftOut(Exception):
+    """A reply that gives no turn, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,118 +49,125 @@ class Reader:
     reply_format: ReplyFormat
     context_length: int
 
-    def turns(self, past: Conversation, now: float, left_out: Counter[str]) -> list[PastTurn]:
-        """The turns of a conversation, oldest first; replies that give none are counted."""
+    @classmethod
+    def open(
+        cls, model_path: str, served_name: str, reply_format: str, context_length: int | None
+    ) -> Reader:
+        """The reader for a served model. Raises `ConfigError`."""
+        tokenizer = ChatTokenizer.load(model_path)
+        chosen, _ = choose_format(
+            reply_format, tokenizer.template, tokenizer.added_tokens.keys(), served_name
+        )
+        length = context_length or tokenizer.context_length
+        if not length:
+            raise ConfigError("the model does not tell its context length: set --context-length")
+        return cls(tokenizer.showing(chosen.marks, chosen.inner), chosen, length)
+
+    def turns(self, past: Conversation, now: float, left_out: Counter[str]) -> list[Turn]:
+        """The turns of a conversation with their next states, oldest first; replies that give none
+        are counted."""
         left_out.update(past.left_out or {})
-        found: list[PastTurn] = []
-        parent: _Parent | None = None
+        found: list[Turn] = []
         for index, message in enumerate(past.messages):
             if message.get("role") != "assistant" or index < past.begin:
                 continue
-            followed = _followed(past.messages, index)
-            reason = _unfit(past.messages[:index], message, followed)
-            built = reason or self._built(past, index, parent)
-            if isinstance(built, str):
-                left_out[built] += 1
-                continue
-            parent = built
-            record = _record(past, index, built, now + 1e-4 * len(found))
-            found.append(PastTurn(record, followed))
+            try:
+                turn = self._turn(past, index, found[-1] if found else None)
+            except _LeftOut as error:
+                left_out[str(error)] += 1
+            except EngineRefused:
+                left_out["template_refuses"] += 1
+            else:
+                found.append(dataclasses.replace(turn, created=now + 1e-4 * len(found)))
         return found
 
-    def _built(self, past: Conversation, index: int, parent: _Parent | None) -> _Parent | str:
-        """Prompt and reply of one turn in ids, or why there are none."""
-        reply = past.messages[index]
-        try:
-            prompt = self.tokenizer.render(past.messages[:index], past.tools)
-            if self.tokenizer.fewest(prompt, self.context_length) >= self.context_length:
-                return "too_long"  # to tokenise it would take seconds a megabyte
-            whole = self.tokenizer.render(past.messages[: index + 1], past.tools)
-            output = self.tokenizer.reply_ids(prompt, whole)
-            if output is None:
-                return "template_rewrites"
-            if not self._same(reply, self.tokenizer.decode(output), prompt, past.tools):
-                return "template_rewrites"
-            known = None
-            if parent is not None:
-                known = self.tokenizer.continue_prompt(parent.known, prompt)
-            ids = list(known) if known is not None else self.tokenizer.encode(prompt)
-        except EngineRefused:
-            return "template_refuses"
+    def _turn(self, past: Conversation, index: int, parent: Turn | None) -> Turn:
+        history, reply = past.messages[:index], past.messages[index]
+        followed = _followed(past.messages, index)
+        _check(history, reply, followed)
+        prompt = self.tokenizer.render(history, past.tools)
+        if self.tokenizer.fewest(prompt, self.context_length) >= self.context_length:
+            raise _LeftOut("too_long")  # to tokenise it would take seconds a megabyte
+        whole = self.tokenizer.render((*history, reply), past.tools)
+        output = self.tokenizer.reply_ids(prompt, whole)
+        if output is None or not self._writes(reply, output, prompt, past.tools):
+            raise _LeftOut("template_rewrites")
+        known = None
+        if parent is not None:
+            tokens = [*parent.prompt_ids, *parent.output_ids]
+            at = KnownPrompt(parent.rendered_len, parent.rendered_sha, tokens, parent.output_ids)
+            known = self.tokenizer.continue_prompt(at, prompt)
+        ids = list(known) if known is not None else self.tokenizer.encode(prompt)
         if len(ids) + len(output) > self.context_length:
-            return "too_long"
-        at = KnownPrompt(len(prompt), text_sha(prompt), [*ids, *output], output)
-        turn_id = "replay-" + _digest([past.messages[: index + 1], past.tools])
-        return _Parent(turn_id, index, ids, at, parent if known is not None else None)
+            raise _LeftOut("too_long")
+        above = parent if known is not None else None
+        traced = read_history(history)
+        return Turn(
+            turn_id="replay-" + _digest([(*history, reply), past.tools]),
+            session_id=f"replay-{past.session_id or _digest([past.messages[0], past.tools])}",
+            source=SOURCE,
+            owner="",
+            kind="main",
+            kind_reason=SOURCE,
+            parent_id=above.turn_id if above else None,
+            matched=len(above.messages) + 1 if above else 0,
+            shares_tokens=above is not None,
+            prompt_ids=ids,
+            output_ids=output,
+            output_logprobs=(),
+            output_versions=(),
+            finish_reason="tool_calls" if reply.get("tool_calls") else "stop",
+            truncated=False,
+            messages=history,
+            reply=reply,
+            tools=past.tools,
+            template_kwargs={},
+            sampling={},
+            request_hash=traced.request_hash,
+            node_hash=extend(traced.history_hash, reply),
+            rendered_len=len(prompt),
+            rendered_sha=text_sha(prompt),
+            created=0.0,
+            off_policy=True,
+            next_state=followed,
+        )
 
-    def _same(self, reply: Message, text: str, prompt: str, tools: Sequence[Any]) -> bool:
-        """Whether the template wrote all of the reply: some know no tool calls."""
-        calls = [call["function"] for call in reply.get("tool_calls") or ()]
-        offered = [*tools, *({"type": "function", "function": {"name": c["name"]}} for c in calls)]
-        opened = prompt.rstrip().endswith(THINK)
-        read = self.reply_format.message(text, offered if calls else None, in_reasoning=opened)
-        back = [call["function"] for call in read.get("tool_calls") or ()]
-        return (text_of(read).strip() == text_of(reply).strip()) and [
-            (call["name"], _loaded(call["arguments"])) for call in back
-        ] == [(call["name"], _loaded(call["arguments"])) for call in calls]
-
-
-@dataclass(frozen=True, slots=True)
-class _Parent:
-    """A turn in ids; `parent` where its prompt begins with that turn's prompt and reply."""
-
-    turn_id: str
-    index: int
-    prompt_ids: list[int]
-    known: KnownPrompt
-    parent: _Parent | None
-
-
-def _record(past: Conversation, index: int, built: _Parent, created: float) -> Turn:
-    messages, reply = past.messages[:index], past.messages[index]
-    history = read_history(messages)
-    parent = built.parent
-    session = past.session_id or _digest([past.messages[0], past.tools])
-    return Turn(
-        turn_id=built.turn_id,
-        session_id=f"replay-{session}",
-        source=SOURCE,
-        owner="",
-        kind="main",
-        kind_reason=SOURCE,
-        parent_id=parent.turn_id if parent else None,
-        matched=parent.index + 1 if parent else 0,
-        shares_tokens=parent is not None,
-        prompt_ids=built.prompt_ids,
-        output_ids=list(built.known.output_ids),
-        output_logprobs=(),
-        output_versions=(),
-        finish_reason="tool_calls" if reply.get("tool_calls") else "stop",
-        truncated=False,
-        messages=messages,
-        reply=reply,
-        tools=past.tools,
-        template_kwargs={},
-        sampling={},
-        request_hash=history.request_hash,
-        node_hash=extend(history.history_hash, reply),
-        rendered_len=built.known.rendered_len,
-        rendered_sha=built.known.rendered_sha,
-        created=created,
-        off_policy=True,
-    )
+    def _writes(
+        self, reply: Message, output: Sequence[int], prompt: str, tools: Sequence[Any]
+    ) -> bool:
+        """Whether the template wrote all of the reply in `output`: some know no tool calls."""
+        names = [call["function"]["name"] for call in reply.get("tool_calls") or ()]
+        offered = [*tools, *({"type": "function", "function": {"name": name}} for name in names)]
+        read = self.reply_format.message(
+            self.tokenizer.decode(output),
+            offered if names else None,
+            in_reasoning=prompt.rstrip().endswith(THINK),
+        )
+        return _said(read) == _said(reply)
 
 
-def _unfit(history: Sequence[Message], reply: Message, followed: Sequence[Message]) -> str:
-    """Why a reply is nothing to learn from; "" where it is."""
+def _said(reply: Message) -> tuple[str, list[Any]]:
+    """Text and calls of a reply; the writing of arguments does not count."""
+    calls = []
+    for call in reply.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+        calls.append((call["function"]["name"], arguments))
+    return text_of(reply).strip(), calls
+
+
+def _check(history: Sequence[Message], reply: Message, followed: Sequence[Message]) -> None:
+    """Raises `_LeftOut` where a reply is nothing to learn from."""
     traces = [trace_of(message) for message in history]
     if trace_of(reply) is Trace.EMPTY:
-        return "empty_reply"
+        raise _LeftOut("empty_reply")
     if last_user(history, traces) is None:
-        return "no_user_message"
+        raise _LeftOut("no_user_message")
     if side_pattern(history, traces) is not None:
-        return "side"
-    return "" if followed else "no_next_state"
+        raise _LeftOut("side")
+    if not followed:
+        raise _LeftOut("no_next_state")
 
 
 def _followed(messages: Sequence[Message], index: int) -> tuple[Message, ...]:
@@ -179,16 +184,8 @@ def _followed(messages: Sequence[Message], index: int) -> tuple[Message, ...]:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=_plain)
+    def plain(value: Any) -> Any:
+        return dict(value) if isinstance(value, Mapping) else list(value)
+
+    text = json.dumps(value, sort_keys=True, default=plain)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else list(value)
-
-
-def _loaded(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments

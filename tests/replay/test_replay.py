@@ -14,7 +14,8 @@ from openclaw_rl.cli import main
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.journal import Journal
 from openclaw_rl.replay.files import ReplayError
-from openclaw_rl.replay.run import describe, open_reader, replay
+from openclaw_rl.replay.run import new_files, replay
+from openclaw_rl.replay.turns import Reader
 from openclaw_rl.rewards.feedback import custom_rm
 from openclaw_rl.rollout import generate_rollout
 from openclaw_rl.types import State
@@ -44,7 +45,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model):
-    return open_reader(str(model), "tiny", "auto", None)
+    return Reader.open(str(model), "tiny", "auto", None)
 
 
 def bring(tmp_path, reader, *conversations, **options):
@@ -87,6 +88,23 @@ def test_the_same_file_twice_adds_nothing_and_more_of_it_adds_the_rest(tmp_path,
     assert len(turns(tmp_path)) == 2
 
 
+def test_a_start_reads_only_files_that_are_new_or_changed(tmp_path, reader):
+    data, journal = tmp_path / "data", tmp_path / "journal.db"
+    assert new_files(data, journal) == []
+    data.mkdir()
+    one = write(data / "a.jsonl", {"messages": TALK})
+    other = write(data / "b.jsonl", {"messages": TALK[:3]})
+    assert new_files(data, journal) == [one, other]
+    replay([data], reader, journal, 1000.0, dry_run=True)
+    assert new_files(data, journal) == [one, other]
+    replay([one], reader, journal, 1000.0)
+    assert new_files(data, journal) == [other]
+    replay([other], reader, journal, 1000.0)
+    assert new_files(data, journal) == []
+    write(other, {"messages": TALK})
+    assert new_files(data, journal) == [other]
+
+
 @pytest.mark.parametrize(("purge", "again"), [
     ({"older_than": 2000.0}, 0), ({"max_bytes": 1}, 0), ({"owner": ""}, 2),
 ])  # fmt: skip
@@ -112,7 +130,7 @@ def test_a_dry_run_counts_by_reason_and_writes_nothing(tmp_path, reader):
     assert not (tmp_path / "journal.db").exists()
     (line,) = lines
     assert "1 of 1" in line
-    assert "2 of 7 replies would be added" in describe(done, True)
+    assert "2 of 7 replies would be added" in done.describe(dry_run=True)
 
 
 def test_a_broken_line_anywhere_writes_nothing_at_all(tmp_path, reader):
@@ -140,7 +158,7 @@ def test_a_template_that_knows_no_calls_gives_no_turn(tmp_path):
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    simple = open_reader(str(tiny_tokenizer(tmp_path / "m", template=plain)), "m", "auto", None)
+    simple = Reader.open(str(tiny_tokenizer(tmp_path / "m", template=plain)), "m", "auto", None)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     talk = [user("q"), {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": "ok"}]  # fmt: skip
@@ -148,7 +166,7 @@ def test_a_template_that_knows_no_calls_gives_no_turn(tmp_path):
 
 
 def test_where_the_template_drops_reasoning_each_turn_stands_alone(tmp_path):
-    qwen = open_reader(str(tiny_tokenizer(tmp_path / "m", template=QWEN3_LIKE)), "m", "auto", None)
+    qwen = Reader.open(str(tiny_tokenizer(tmp_path / "m", template=QWEN3_LIKE)), "m", "auto", None)
     talk = [user("q"), {**reply("a"), "reasoning_content": "hm"}, user("r"), reply("b"), user("s")]
     assert bring(tmp_path, qwen, talk).added == 2
     first, second = turns(tmp_path)
@@ -158,7 +176,7 @@ def test_where_the_template_drops_reasoning_each_turn_stands_alone(tmp_path):
 
 
 def test_a_conversation_beyond_the_context_is_left_out_and_counted(tmp_path, model):
-    small = open_reader(str(model), "tiny", "auto", 10)
+    small = Reader.open(str(model), "tiny", "auto", 10)
     assert bring(tmp_path, small, TALK).left_out["too_long"] == 2
 
 
@@ -199,7 +217,7 @@ async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp
     openclaws = [*talk, second.replay(), user(PRAISE)]  # as an agent keeps it: no tools, no system
     more = [*openclaws, reply("Welcome."), user("Good."), reply("And hail?"), user(BLAME)]
     write(tmp_path / "theirs.jsonl", {"messages": openclaws})
-    reader = open_reader(str(model), "tiny", "auto", None)
+    reader = Reader.open(str(model), "tiny", "auto", None)
     done = replay([tmp_path], reader, tmp_path / "journal.db", 1000.0)
     assert (done.added, done.left_out) == (0, {"known": 7, "no_next_state": 1})
     # What came later, elsewhere, is new; the turn before it is there, but under another id.
@@ -255,7 +273,7 @@ async def test_replayed_praise_makes_a_reply_likelier_and_blame_less(
     from tests.local.tiny import train_args
 
     folder = tiny_model(tmp_path / "model")
-    reader = open_reader(str(folder), "tiny", "auto", None)
+    reader = Reader.open(str(folder), "tiny", "auto", None)
     bring(tmp_path, reader, [user("What is rain?"), reply("Water."), user(PRAISE)],
           [user("What is snow?"), reply("It is a very long story."), user(BLAME)])  # fmt: skip
     with Journal.open(tmp_path / "journal.db") as journal:
