@@ -12,12 +12,9 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from openclaw_rl.hooks import Sample
-
-Message = Mapping[str, Any]
+from openclaw_rl.types import Message
 
 _RULES = """\
 You review the work of an AI assistant. You are shown a part of a conversation, the assistant's \
@@ -66,22 +63,6 @@ _CONTROL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What a judge looks at: the request's messages, the reply to it, and what followed."""
-
-    messages: Sequence[Message]
-    reply: Message
-    next_state: Sequence[Message]
-
-
-def case_of(sample: Sample) -> Case:
-    """What a judge reads of a sample."""
-    metadata = sample.metadata
-    reply = metadata.get("reply") or {"role": "assistant", "content": sample.response}
-    return Case(metadata.get("messages") or (), reply, metadata.get("next_state") or ())
-
-
 def new_nonce() -> str:
     """A word that no untrusted text can know."""
     return secrets.token_hex(8)
@@ -107,54 +88,42 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]}\n[... {left_out} characters left out ...]\n{text[len(text) - tail :]}"
 
 
-def verdict_prompt(case: Case, nonce: str, limit: int) -> list[dict[str, str]]:
+def verdict_prompt(sample: Sample, nonce: str, limit: int) -> list[dict[str, str]]:
     """Messages that ask for a verdict on the reply; its data takes about `limit` characters."""
-    return _prompt(case, nonce, limit, _VERDICT_TASK)
+    return _prompt(sample, nonce, limit, _VERDICT_TASK)
 
 
-def hint_prompt(case: Case, nonce: str, limit: int) -> list[dict[str, str]]:
+def hint_prompt(sample: Sample, nonce: str, limit: int) -> list[dict[str, str]]:
     """Messages that ask for a hint hidden in the next state."""
-    return _prompt(case, nonce, limit, _HINT_TASK)
+    return _prompt(sample, nonce, limit, _HINT_TASK)
 
 
-def _prompt(case: Case, nonce: str, limit: int, task: str) -> list[dict[str, str]]:
-    parts = _fit(
-        [
-            transcript([m for m in case.messages if m.get("role") != "system"]),
-            transcript([case.reply]),
-            transcript(case.next_state),
-        ],
-        limit,
-    )
+def _prompt(sample: Sample, nonce: str, limit: int, task: str) -> list[dict[str, str]]:
+    """`sample.metadata` holds `messages`, `reply` and `next_state`."""
+    shown = [m for m in sample.metadata["messages"] if m.get("role") != "system"]
+    texts = map(transcript, (shown, [sample.metadata["reply"]], sample.metadata["next_state"]))
     names = ("CONVERSATION", "REPLY", "WHAT HAPPENED NEXT")
     data = "\n\n".join(
         f"<<<{name} {nonce}>>>\n{defuse(part)}\n<<<END {name} {nonce}>>>"
-        for name, part in zip(names, parts, strict=True)
+        for name, part in zip(names, _fit(*texts, limit), strict=True)
     )
-    rules = f"{_RULES.format(nonce=nonce)}\n\n{task.format()}"
     return [
-        {"role": "system", "content": rules},
+        {"role": "system", "content": f"{_RULES.format(nonce=nonce)}\n\n{task.format()}"},
         {"role": "user", "content": f"{data}\n\n{_REMINDER}"},
     ]
 
 
-def _fit(parts: list[str], limit: int) -> list[str]:
+def _fit(conversation: str, reply: str, following: str, limit: int) -> list[str]:
     """Shorten the parts to `limit` characters in all: what is short stays whole, the rest share.
 
     The conversation may take a quarter, reply and next state more: they decide.
     """
-    conversation, reply, following = parts
-    if sum(map(len, parts)) <= limit:
-        return parts
     for_next = max(limit * 2 // 5, limit - len(conversation) - len(reply))
     for_next = min(for_next, len(following))
     for_reply = min(max(limit * 7 // 20, limit - len(conversation) - for_next), len(reply))
-    room = max(limit - for_reply - for_next, 0)
-    if len(conversation) > room:
-        # Its end explains the reply best.
-        left_out = len(conversation) - room
-        tail = conversation[len(conversation) - room :]
-        conversation = f"[... {left_out} characters left out ...]\n{tail}"
+    left_out = len(conversation) - max(limit - for_reply - for_next, 0)
+    if left_out > 0:  # the conversation's end explains the reply best
+        conversation = f"[... {left_out} characters left out ...]\n{conversation[left_out:]}"
     return [conversation, shorten(reply, for_reply), shorten(following, for_next)]
 
 

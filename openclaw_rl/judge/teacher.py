@@ -1,109 +1,166 @@
-"""The teacher: how likely the same reply is to a model that was given the hint before.
+"""The teacher: how likely the same reply is to a model that was given a hint before, and, of
+several hints, which one teaches.
 
 Guarantees: the teacher sees the same messages, tools and template arguments as the policy did,
-with the hint at the end of the last user message; the values are of the *sampled* ids, one each,
-and where asked for and given its likeliest tokens in the place of each.
-Where they do not fit the teacher's context, or do not line up, there is no teacher (None), and a
-counter says why. An endpoint that is away raises `EngineUnavailable`.
+with the hint at the end of the last user message. Every log-prob is one that the teacher gave for
+that token under the chosen hint; where it gave none, the candidate is left out (id -1, log-prob
+NaN) and counted, never guessed. Ties go to the hint named first. A teacher that is away raises
+`EngineUnavailable`; one that cannot hold the turn gives None, and a counter says why.
+
+Source of the choice: OpenClaw-RL (arXiv 2603.10165 v2): hints are chosen by how far the likeliest
+tokens of the hinted teacher and those of the policy overlap. A hint under which the teacher would
+speak quite otherwise says little about these very tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from openclaw_rl.engine.types import Engine
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.engine.types import Candidates, Engine, Scores
 from openclaw_rl.errors import EngineError, EngineUnavailable
-from openclaw_rl.judge.choice import Opinion
-from openclaw_rl.judge.llm import Tokenizer, is_overflow, smaller
-from openclaw_rl.judge.prompts import Message, defuse
+from openclaw_rl.hooks import Sample
+from openclaw_rl.judge.client import is_overflow
+from openclaw_rl.judge.prompts import defuse
+from openclaw_rl.types import Message, TopK
 
-HEADING = "[hint]"
+
+@dataclass(frozen=True, slots=True)
+class TeacherValues:
+    """Natural-log probability of each token of a reply with `hint` in view (temperature 1), and
+    over the top K those of the candidates. `unknown`: how many of the policy's candidates have no
+    log-prob of the teacher's."""
+
+    hint: str
+    log_probs: Sequence[float]
+    topk: TopK | None = None
+    unknown: int = 0
 
 
-def hinted_messages(
-    messages: Sequence[Message], hint: str, heading: str = HEADING
-) -> list[dict[str, Any]] | None:
+def teacher_list(k: int) -> int:
+    """Likeliest tokens to ask a teacher for, so that few of the policy's K are not among them."""
+    return max(4 * k, 20) if k > 0 else 0
+
+
+def hinted_messages(messages: Sequence[Message], hint: str) -> list[dict[str, Any]] | None:
     """`messages` with the hint at the end of the last user message; None without such a one."""
     hinted = [dict(message) for message in messages]
-    addition = "\n\n" + "\n".join(part for part in (heading, defuse(hint.strip())) if part)
+    addition = f"\n\n[hint]\n{defuse(hint.strip())}"
     for message in reversed(hinted):
-        if message.get("role") != "user":
-            continue
-        content = message.get("content")
-        if isinstance(content, str) or content is None:
-            message["content"] = (content or "") + addition
-        else:
-            message["content"] = [*content, {"type": "text", "text": addition}]
-        return hinted
+        if message.get("role") == "user":
+            content = message.get("content") or ""
+            if isinstance(content, str):
+                message["content"] = content + addition
+            else:
+                message["content"] = [*content, {"type": "text", "text": addition}]
+            return hinted
     return None
 
 
-class Teacher:
-    """Scores replies at `engine`. `chat` is the *policy's* tokenizer and template."""
+async def score_with_hint(
+    engine: Engine,
+    chat: ChatTokenizer,
+    sample: Sample,
+    hint: str,
+    *,
+    top: int,
+    context: int | None,
+    count: Callable[[str], None],
+) -> Scores | None:
+    """The teacher's log-prob of each response token after the hinted prompt, and the `top`
+    likeliest tokens in the place of each. `chat` is the *policy's* tokenizer and template.
 
-    def __init__(
-        self,
-        engine: Engine,
-        chat: Tokenizer,
-        *,
-        count: Callable[[str], None],
-        seconds: float,
-        context_tokens: int | None = None,
-        heading: str = HEADING,
-    ) -> None:
-        self._engine, self._chat, self._count = engine, chat, count
-        self._seconds, self._heading = seconds, heading
-        self._context = smaller(context_tokens, chat.context_length)
+    Raises `EngineUnavailable`.
+    """
+    metadata = sample.metadata
+    hinted = hinted_messages(metadata["messages"], hint)
+    if hinted is None:
+        count("teacher_no_user_message")
+        return None
 
-    async def opinion(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        template_kwargs: Mapping[str, Any],
-        output_ids: Sequence[int],
-        hint: str,
-        top: int = 0,
-    ) -> Opinion | None:
-        """Natural-log probability of each of `output_ids` after the hinted prompt (temperature 1),
-        and the `top` likeliest tokens in the place of each.
+    def encode() -> list[int]:
+        text = chat.render(hinted, metadata.get("tools"), metadata.get("template_kwargs"))
+        return chat.encode(text)
 
-        Raises `EngineUnavailable`, also where the teacher takes too long.
-        """
-        hinted = hinted_messages(messages, hint, self._heading)
-        if hinted is None:
-            self._count("teacher_no_user_message")
+    try:
+        prompt = await asyncio.to_thread(encode)
+        ids = [*prompt, *response_ids(sample)]
+        if context is not None and len(ids) > context:
+            count("teacher_overflow")
             return None
-        try:
-            prompt = await asyncio.to_thread(self._encode, hinted, tools, template_kwargs)
-        except EngineError:
-            self._count("teacher_failed")
-            return None
-        if self._context is not None and len(prompt) + len(output_ids) > self._context:
-            self._count("teacher_overflow")
-            return None
-        try:
-            async with asyncio.timeout(self._seconds):
-                scores = await self._engine.score_top([*prompt, *output_ids], len(prompt), top)
-        except TimeoutError:
-            raise EngineUnavailable("the teacher took too long") from None
-        except EngineUnavailable:
-            raise
-        except EngineError as error:
-            self._count("teacher_overflow" if is_overflow(error) else "teacher_failed")
-            return None
-        if len(scores.log_probs) != len(output_ids):
-            self._count("teacher_failed")
-            return None
-        values = [value if math.isfinite(value) else math.nan for value in scores.log_probs]
-        return Opinion(hint, values, scores.top)
+        return await engine.score_top(ids, len(prompt), top)
+    except EngineUnavailable:
+        raise
+    except EngineError as error:
+        count("teacher_overflow" if is_overflow(error) else "teacher_failed")
+        return None
 
-    def _encode(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        template_kwargs: Mapping[str, Any],
-    ) -> list[int]:
-        return self._chat.encode(self._chat.render(messages, tools, template_kwargs))
+
+def response_ids(sample: Sample) -> list[int]:
+    """The ids of the reply."""
+    return sample.tokens[len(sample.tokens) - sample.response_length :]
+
+
+def overlaps(student: TopK, top: Sequence[Candidates], k: int) -> list[int]:
+    """For each token, how many of the policy's first `k` candidates are among the teacher's."""
+    return [
+        len({token for token in row[:k] if token >= 0} & {token for _, token in one[:k]})
+        for row, one in zip(student.ids, top, strict=True)
+    ]
+
+
+def choose_hints(
+    scores: Sequence[Sequence[int]], choice: Literal["sequence", "token"]
+) -> list[int]:
+    """For each token, which hint counts, of the overlaps of each hint.
+
+    "sequence": the one with the largest sum, for all tokens. "token": the largest of that token;
+    of equal ones that which is best for the whole reply, so that hints do not change for nothing.
+    """
+    order = sorted(range(len(scores)), key=lambda hint: (-sum(scores[hint]), hint))
+    if choice == "sequence":
+        return [order[0]] * len(scores[0])
+    # `max` keeps the first of equals.
+    return [max(order, key=lambda hint: scores[hint][at]) for at in range(len(scores[0]))]
+
+
+def values_over_top_k(
+    scored: Mapping[str, Scores],
+    student: TopK | None,
+    sampled: Sequence[int],
+    *,
+    k: int,
+    subset: Literal["student", "teacher", "overlap"],
+    choice: Literal["sequence", "token"],
+) -> TeacherValues | None:
+    """What is learnt over the top `k`, of the scores under each hint; None where the candidates
+    are missing: the teacher gave none, or the policy's (`student`) were not recorded (without them
+    "teacher" takes the first hint). `sampled`: the ids of the reply.
+    """
+    given = [(hint, scores.log_probs, scores.top) for hint, scores in scored.items() if scores.top]
+    if not given or (student is None and subset != "teacher"):
+        return None
+    hints, log_probs, tops = zip(*given, strict=True)
+    chosen = [0] * len(sampled)
+    if student is not None:
+        chosen = choose_hints([overlaps(student, top, k) for top in tops], choice)
+    rows: list[list[tuple[float, int]]] = []
+    values: list[float] = []
+    unknown = 0
+    for at, (token, hint) in enumerate(zip(sampled, chosen, strict=True)):
+        likeliest = tops[hint][at]
+        own = [] if student is None else [one for one in student.ids[at][:k] if one >= 0]
+        # The sampled token's own value is known whether it is among the likeliest or not.
+        values.append(log_probs[hint][at])
+        known = {token: values[-1]} | {one: value for value, one in likeliest}
+        unknown += sum(one not in known for one in own)
+        theirs = [one for _, one in likeliest[:k]]
+        wanted = theirs if subset == "teacher" else own
+        if subset == "overlap":
+            wanted = [one for one in own if one in theirs]
+        rows.append([(known[one], one) for one in wanted if one in known])
+    best = max(range(len(hints)), key=lambda hint: (chosen.count(hint), -hint))
+    return TeacherValues(hints[best], values, TopK.of_candidates(rows, k), unknown)

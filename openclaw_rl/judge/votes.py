@@ -1,24 +1,29 @@
-r"""Reading a judge's text: a verdict, a hint, or nothing.
+r"""Votes of a judge on one turn: several are asked for at once, and each text is read.
 
-Guarantees: only what stands after the end of the reasoning is read; a judge that was cut off, or
-that gives no verdict, abstains (`Vote.score is None`, never 0); the last verdict counts; what the
-judge quotes from the fenced data or between quotation marks is no verdict.
+Guarantees: only what stands after the end of the reasoning is read; a judge that was cut off, took
+too long, failed or gives no verdict abstains (`Vote.score is None`, never 0); the last verdict
+counts; what the judge quotes from the fenced data is no verdict. A prompt that does not fit is
+shortened until it does. `EngineUnavailable` is raised only where no vote told anything and the
+endpoint was away or too slow, so that the turn can wait.
 
-Two forms are understood: a JSON object with a `verdict` (asked for by `VERDICT_SCHEMA`), and
-`\boxed{1}`. Both tolerate `1.0`, `+1`, blanks and unicode minus signs.
+A JSON object with a `verdict` is asked for; `\boxed{1}` and `verdict: 1` at the beginning of a line
+or at the end are understood too, with `1.0`, `+1`, blanks and unicode minus signs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-THINK_END = "</think>"
-THINK_START = "<think>"
+from openclaw_rl.errors import EngineError, EngineTooSlow, EngineUnavailable
+from openclaw_rl.hooks import Sample
+from openclaw_rl.judge.client import JudgeClient, is_overflow
+from openclaw_rl.judge.prompts import new_nonce
 
 VERDICT_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -40,23 +45,32 @@ HINT_SCHEMA: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 
+MAX_TOKENS = 2048
+"""Of a judge's answer, reasoning included; a third of its context where that is less."""
+_FIRST_LIMIT = 48_000
+"""Characters of data where the judge's context is unknown."""
+_SMALLEST_LIMIT = 400
+
 _MINUS = str.maketrans(dict.fromkeys("−‐‑‒–—﹣－⁻", "-") | {"＋": "+"})
-_NUMBER = r"[+-]?\s*\d+(?:\.\d*)?"
-_BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{\s*)?(" + _NUMBER + r")\s*\}")
-_NAMED = re.compile(
-    r"""["']?\bverdict["'*]*\s*[:=][\s*"']*("""
-    + _NUMBER
-    + r""")(?![\d.%/])(?!\s*(?:or|to|,|\|)\s)""",
-    re.I,
+_NUMBER = r"([+-]?\s*\d+(?:\.\d*)?)"
+_SAYS = r"""(?:\\boxed\s*\{\s*(?:\\text\s*\{\s*)?|\bverdict["'*]*\s*[:=][\s*"']*)"""
+_LOOSE_VERDICT = re.compile(
+    rf"""^[\s*#$-]*{_SAYS}{_NUMBER}(?![\d.%/])(?!\s*(?:or|to|,|\|)\s)"""
+    rf"""|{_SAYS}{_NUMBER}[\s"'`*.,;$}})\]]*\Z""",
+    re.I | re.M,
 )
-_HINT_TAG = re.compile(r"<hint>(.*?)</hint>", re.S | re.I)
-_HINT_LINE = re.compile(r"""^[\s*"']*hint[*"']*\s*:\s*(.+?)\s*$""", re.I | re.M)
-_OPENING, _CLOSING = "\"'`“‘«", "\"'`”’»"
+"""At the beginning of a line, or at the end of the text: elsewhere it may be quoted."""
+_LOOSE_HINT = re.compile(
+    r"""<hint>(.*?)</hint>"""
+    r"""|["']hint["']\s*:\s*["'](.*?)["']\s*,?\s*(?:["'](?:why|verdict)["']\s*:|\}|\Z)"""
+    r"""|^[\s*]*hint\**\s*:[ \t*]*(\S.*?)[\s*]*$""",
+    re.S | re.I | re.M,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One opinion: `score` is -1.0, 0.0, 1.0 or None (an abstention); `hint` may come with it."""
+    """`score` is -1.0, 0.0, 1.0 or None (an abstention); `hint` may come with it."""
 
     score: float | None = None
     hint: str | None = None
@@ -65,34 +79,90 @@ class Vote:
 ABSTAINED = Vote()
 
 
-def parse_vote(
-    text: str, *, in_reasoning: bool = False, finished: bool = True, nonce: str = ""
-) -> Vote:
-    """Read one vote from a judge's completion.
+async def ask(
+    client: JudgeClient,
+    sample: Sample,
+    prompt: Callable[[Sample, str, int], list[dict[str, str]]],
+    schema: Mapping[str, Any],
+    *,
+    m: int,
+    temperature: float,
+    seconds: float,
+    count: Callable[[str], None],
+) -> list[Vote]:
+    """`m` votes, abstentions among them, each within `seconds`. Raises `EngineUnavailable`, and
+    `EngineError` where all were refused."""
+    context, nonce, limit = client.context_tokens, new_nonce(), _FIRST_LIMIT
+    max_tokens = MAX_TOKENS
+    if context is not None:
+        max_tokens = max(1, min(MAX_TOKENS, context // 3))
+        # No tokenizer makes more than a few characters of a token; counting corrects the rest.
+        limit = max(_SMALLEST_LIMIT, (context - max_tokens) * 4)
+
+    async def vote(messages: list[dict[str, str]]) -> Vote | EngineError:
+        try:
+            async with asyncio.timeout(seconds):
+                completion = await client.complete(
+                    messages, schema=schema, temperature=temperature, max_tokens=max_tokens
+                )
+        except TimeoutError:
+            count("judge_timeout")
+            return EngineTooSlow(f"the judge took longer than {seconds:g} s")
+        except EngineError as error:
+            return error
+        if not completion.finished:
+            return ABSTAINED
+        return parse_vote(completion.text, in_reasoning=completion.in_reasoning, nonce=nonce)
+
+    while limit >= _SMALLEST_LIMIT:
+        messages = prompt(sample, nonce, limit)
+        tokens = await client.count(messages)
+        if tokens is not None and context is not None and tokens > context - max_tokens:
+            limit = int(limit * (context - max_tokens) / tokens * 0.9)
+            continue
+        results = await asyncio.gather(*(vote(messages) for _ in range(m)))
+        errors = [result for result in results if isinstance(result, EngineError)]
+        if any(map(is_overflow, errors)):
+            limit //= 2
+            continue
+        votes = [result if isinstance(result, Vote) else ABSTAINED for result in results]
+        abstained = sum(vote.score is None for vote in votes)
+        if errors and abstained == m:
+            # Being away is the kinder explanation: it may pass.
+            raise next((e for e in errors if isinstance(e, EngineUnavailable)), errors[0])
+        for _ in range(abstained):
+            count("judge_abstained")
+        return votes
+    count("judge_overflow")
+    return [ABSTAINED] * m
+
+
+def parse_vote(text: str, *, in_reasoning: bool = False, nonce: str = "") -> Vote:
+    """Read one vote from a judge's whole completion.
 
     `in_reasoning`: the prompt left the judge inside its reasoning, so that a text without
-    `</think>` is reasoning to its end. `finished` False: the completion was cut off by a limit.
-    `nonce`: the one that fenced the data of this judge's prompt.
+    `</think>` is reasoning to its end. `nonce`: the one that fenced the data of this prompt.
     """
-    if not finished:
-        return ABSTAINED
-    answer = answer_after_reasoning(text, in_reasoning=in_reasoning)
-    if answer is None:
+    _, ended, answer = text.rpartition("</think>")
+    if "<think>" in answer or (in_reasoning and not ended):
         return ABSTAINED
     answer = _without_quotes(answer, nonce)
-    found = max(_verdicts(answer), key=lambda item: item[0], default=None)
-    if found is None:
-        return ABSTAINED
-    _, score, hint = found
-    return Vote(score, hint)
+    found, rest = ABSTAINED, 0
+    for end, value in _objects(answer):
+        rest, score, hint = end, _score(value.get("verdict")), value.get("hint")
+        if score is not None:
+            found = Vote(score, hint.strip() or None if isinstance(hint, str) else None)
+    for match in _LOOSE_VERDICT.finditer(answer.translate(_MINUS), rest):
+        if (score := _score(match[1] or match[2])) is not None:
+            found = Vote(score, _loose_hint(answer))
+            if score > 0 and found.hint is None and re.search("[\"']hint[\"']", answer):
+                found = ABSTAINED  # nearly JSON: not to be told from an answer without a hint
+    return found
 
 
-def answer_after_reasoning(text: str, *, in_reasoning: bool = False) -> str | None:
-    """Return what follows the reasoning, or None where the reasoning did not end."""
-    _, end, answer = text.rpartition(THINK_END)
-    if end:
-        return None if THINK_START in answer else answer
-    return None if in_reasoning or THINK_START in text else text
+def _loose_hint(answer: str) -> str | None:
+    hints = ["".join(groups) for groups in _LOOSE_HINT.findall(answer)]
+    return hints[-1].strip(" *\"'\n") or None if hints else None
 
 
 def majority(votes: Iterable[float | None]) -> float | None:
@@ -104,7 +174,7 @@ def majority(votes: Iterable[float | None]) -> float | None:
     return 0.0 if others and others[0][1] == most else score
 
 
-def choose_hints(votes: Sequence[Vote], min_chars: int, limit: int = 1) -> list[str]:
+def accepted_hints(votes: Sequence[Vote], min_chars: int, limit: int = 1) -> list[str]:
     """The `limit` longest hints that came with a positive verdict and are longer than `min_chars`,
     longest first; those that differ in case or white space only are one."""
     hints: dict[str, str] = {}
@@ -115,28 +185,8 @@ def choose_hints(votes: Sequence[Vote], min_chars: int, limit: int = 1) -> list[
     return sorted(hints.values(), key=len, reverse=True)[:limit]
 
 
-def _verdicts(answer: str) -> Iterator[tuple[int, float, str | None]]:
-    """Yield (end position, score, hint) of every verdict in `answer`."""
-    spans = []
-    for start, end, value in _objects(answer):
-        spans.append((start, end))
-        score = _score(value.get("verdict"))
-        if score is not None:
-            hint = value.get("hint")
-            yield end, score, hint.strip() or None if isinstance(hint, str) else None
-    # Same length as `answer`: positions fit. JSON texts are not searched a second time.
-    plain = answer.translate(_MINUS)
-    for start, end in spans:
-        plain = plain[:start] + " " * (end - start) + plain[end:]
-    for pattern in (_BOXED, _NAMED):
-        for match in pattern.finditer(plain):
-            score = _score(match[1])
-            if score is not None and not _quoted(plain, match.start(), match.end()):
-                yield match.end(), score, _loose_hint(answer)
-
-
-def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield (start, end, value) of the outermost JSON objects in `text`."""
+def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (end position, value) of the outermost JSON objects in `text`."""
     decoder, start = json.JSONDecoder(strict=False), 0
     while (start := text.find("{", start)) >= 0:
         try:
@@ -144,8 +194,7 @@ def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
         except (ValueError, RecursionError):
             start += 1
             continue
-        if isinstance(value, dict):
-            yield start, end, value
+        yield end, value
         start = end
 
 
@@ -162,32 +211,12 @@ def _score(value: object) -> float | None:
     return number + 0.0 if number in (-1.0, 0.0, 1.0) else None
 
 
-def _loose_hint(answer: str) -> str | None:
-    tags = _HINT_TAG.findall(answer)
-    if tags:
-        return str(tags[-1]).strip() or None
-    lines = _HINT_LINE.findall(answer)
-    return str(lines[-1]).strip(" *\"'") or None if lines else None
-
-
-def _quoted(text: str, start: int, end: int) -> bool:
-    """Whether the match stands between quotation marks inside a longer line."""
-    before, after = text[start - 1 : start], text[end : end + 1]
-    if not before or before not in _OPENING or not after or after not in _CLOSING:
-        return False
-    line_start = text.rfind("\n", 0, start) + 1
-    line_end = text.find("\n", end)
-    line = text[line_start : line_end if line_end >= 0 else len(text)]
-    return line.strip(" *.\"'`“”‘’«»") != text[start:end]
-
-
 def _without_quotes(answer: str, nonce: str) -> str:
     """Remove what the judge repeats of the fenced data, and quotation lines (`> ...`)."""
     if nonce:
-        fence = re.escape(nonce)
         # An opening fence without its end quotes to the end of the text.
         answer = re.sub(
-            rf"<<<\s*(?!END)[^<>]*{fence}\s*>>>.*?(?:<<<\s*END[^<>]*{fence}\s*>>>|\Z)",
+            rf"<<<\s*(?!END)[^<>]*{nonce}\s*>>>.*?(?:<<<\s*END[^<>]*{nonce}\s*>>>|\Z)",
             "\n", answer, flags=re.S,
         )  # fmt: skip
     return re.sub(r"^[ \t]*>.*$", "", answer, flags=re.M)

@@ -1,0 +1,243 @@
+"""The models that rewards ask (PRM, judge, teacher): where each one is, and how it is asked.
+
+Guarantees: one `Models` hangs on `args.judge_models`, nothing is global; addresses are looked up
+again for every request (an engine may come back elsewhere), first in `args` (`prm_url`,
+`judge_url`, `teacher_url`), then among the journal's endpoints, off the event loop. A model that is
+not there yet is `EngineUnavailable`, never a score. The engine's key goes to no other server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.engine.client import EngineClient as Engine
+from openclaw_rl.engine.kinds import connections, dialect_of
+from openclaw_rl.errors import ConfigError, EngineUnavailable
+from openclaw_rl.hooks import Sample
+from openclaw_rl.journal.records import Endpoint
+from openclaw_rl.journal.store import Journal
+from openclaw_rl.judge.client import EngineClient, JudgeClient, OpenAIClient
+from openclaw_rl.judge.prompts import hint_prompt, text_of, verdict_prompt
+from openclaw_rl.judge.teacher import (
+    TeacherValues,
+    response_ids,
+    score_with_hint,
+    teacher_list,
+    values_over_top_k,
+)
+from openclaw_rl.judge.votes import HINT_SCHEMA, VERDICT_SCHEMA, Vote, ask
+from openclaw_rl.types import TopK, Turn
+
+Role = Literal["prm", "judge", "teacher"]
+
+_PUBLISHED_AS: Mapping[Role, tuple[str, ...]] = {
+    "prm": ("prm", "judge"),
+    "judge": ("judge", "prm"),
+    "teacher": ("teacher",),
+}
+"""Published roles that may serve a role, best first: PRM and judge are often one engine."""
+
+VOTES_SHARE, TEACHER_SHARE = 0.6, 0.3
+"""Parts of `args.judge_timeout` that the votes and the teacher may take; the whole is the worker's
+limit for the reward function."""
+_ENGINE_WAIT_SECONDS = 5.0
+"""How long a request waits for an engine that broke off: after that the turn waits in the
+journal."""
+
+
+class Models:
+    """See the module. Belongs to the event loop that first uses it. `counters` holds what happened
+    since the worker last carried it into the journal."""
+
+    def __init__(self, args: Any, journal: Journal | None = None) -> None:
+        self._args, self._journal = args, journal
+        self._loading = asyncio.Lock()
+        self._tokenizers: dict[str, ChatTokenizer] = {}
+        self._places: dict[Role, Endpoint] = {}
+        self._engines: dict[Role, Engine] = {}
+        self._pools: list[Any] = []
+        self._clients: dict[Role, EngineClient] = {}
+        self._elsewhere: dict[tuple[Role, str], OpenAIClient] = {}
+        self.counters: Counter[str] = Counter()
+
+    def count(self, name: str, n: int = 1) -> None:
+        self.counters[name] += n
+
+    async def verdicts(self, sample: Sample) -> list[Vote]:
+        """`args.prm_m` votes of the PRM on the reply. Raises `EngineError`."""
+        m = self._args.prm_m
+        return await self._votes("prm", sample, verdict_prompt, VERDICT_SCHEMA, m)
+
+    async def hints(self, sample: Sample) -> list[Vote]:
+        """Votes of the judge, with hints: as many as may be tried. Raises `EngineError`."""
+        return await self._votes("judge", sample, hint_prompt, HINT_SCHEMA, self.max_hints)
+
+    @property
+    def max_hints(self) -> int:
+        """Hints on one turn that may be tried; a choice among them needs candidates."""
+        return int(self._args.opd_hints) if self._args.opd_top_k else 1
+
+    async def teach(self, sample: Sample, hints: Sequence[str]) -> TeacherValues | None:
+        """What the teacher says of the response with one of `hints` in view; None where it says
+        nothing that could be learnt from, counted. Raises `EngineUnavailable`.
+
+        With `args.opd_top_k` the hint is chosen by the candidates of policy and teacher.
+        """
+        k = int(self._args.opd_top_k)
+        place = await self._find("teacher")
+        chat = await self._tokenizer(self._args.hf_checkpoint)
+        limits = (chat.context_length, place.info.get("context_length"))
+        asked = [
+            score_with_hint(
+                self._engine("teacher", place),
+                chat,
+                sample,
+                hint,
+                top=teacher_list(k),
+                context=min(filter(None, limits), default=None),
+                count=self.count,
+            )
+            for hint in hints
+        ]
+        try:
+            async with asyncio.timeout(self._args.judge_timeout * TEACHER_SHARE):
+                found = await asyncio.gather(*asked, return_exceptions=True)
+        except TimeoutError:
+            raise EngineUnavailable("the teacher took too long") from None
+        scored = {}
+        for hint, scores in zip(hints, found, strict=True):
+            if isinstance(scores, BaseException):
+                raise scores
+            if scores is not None:
+                scored[hint] = scores
+        if not scored:
+            return None
+        if k == 0:
+            hint, scores = next(iter(scored.items()))
+            return TeacherValues(hint, scores.log_probs)
+        recorded, response = sample.metadata.get("student_topk"), response_ids(sample)
+        values = values_over_top_k(
+            scored,
+            None if recorded is None else TopK.of_mapping(recorded, len(response)),
+            response,
+            k=k,
+            subset=self._args.opd_subset,
+            choice=self._args.opd_hint_choice,
+        )
+        if values is None:
+            self.count("teacher_topk_none" if recorded is not None else "teacher_topk_no_policy")
+        else:
+            self.count("teacher_topk_candidates", k * len(response))
+            self.count("teacher_topk_unknown", values.unknown)
+        return values
+
+    async def response_text(self, turn: Turn) -> str:
+        """The reply as the model wrote it; its message's text where no model is configured."""
+        if not self._args.hf_checkpoint:
+            return text_of(turn.reply)
+        return (await self._tokenizer(self._args.hf_checkpoint)).decode(turn.output_ids)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in (*self._engines.values(), *self._pools, *self._elsewhere.values()):
+            await client.close()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    async def _votes(
+        self, role: Role, sample: Sample, prompt: Any, schema: Mapping[str, Any], m: int
+    ) -> list[Vote]:
+        return await ask(
+            await self._client(role),
+            sample,
+            prompt,
+            schema,
+            m=m,
+            temperature=self._of(role, "temperature"),
+            seconds=self._args.judge_timeout * VOTES_SHARE,
+            count=self.count,
+        )
+
+    def _of(self, role: Role, name: str) -> Any:
+        return getattr(self._args, f"{role}_{name}")
+
+    async def _find(self, role: Role) -> Endpoint:
+        """Where the model of a role is now."""
+        url, published = self._of(role, "url"), None
+        names = ("policy",) if url else _PUBLISHED_AS[role]
+        if self._journal is not None:
+            found = [await asyncio.to_thread(self._journal.endpoint, name) for name in names]
+            published = next(filter(None, found), None)
+        if url:
+            # A published engine says its kind; one at a configured address is of the policy's.
+            kind = self._args.engine_kind
+            if kind == "auto" and published is not None:
+                kind = published.info.get("engine")
+            return Endpoint(role=role, url=url, info={"engine": kind}, published=0.0)
+        if published is None:
+            raise EngineUnavailable(f"no engine serves as {role} yet")
+        return published
+
+    async def _client(self, role: Role) -> JudgeClient:
+        place = await self._find(role)
+        model = self._of(role, "model")
+        if self._of(role, "url") and is_openai(place.url, model):
+            if (role, place.url) not in self._elsewhere:
+                key = self._of(role, "api_key")
+                self._elsewhere[role, place.url] = OpenAIClient(place.url, model, key)
+            return self._elsewhere[role, place.url]
+        path = self._of(role, "model_path") or self._args.hf_checkpoint
+        chat, engine = await self._tokenizer(path), self._engine(role, place)
+        client = self._clients.setdefault(role, EngineClient(engine, chat))
+        limits = (chat.context_length, place.info.get("context_length"))
+        client.context_tokens = min(filter(None, limits), default=None)
+        return client
+
+    def _engine(self, role: Role, place: Endpoint) -> Engine:
+        self._places[role] = place
+        if role not in self._engines:
+            pool = connections(self._key(role))
+            self._pools.append(pool)
+            self._engines[role] = Engine(
+                lambda: dialect_of(self._places[role].info.get("engine")),
+                lambda: self._places[role].url,
+                pool,
+                wait_seconds=_ENGINE_WAIT_SECONDS,
+            )
+        return self._engines[role]
+
+    def _key(self, role: Role) -> str | None:
+        """The engine's key is for the engine; a server elsewhere has one of its own."""
+        url, engine = self._of(role, "url"), self._args.engine_url
+        own = not url or (engine and urlsplit(url)[:2] == urlsplit(engine)[:2])
+        key: str | None = self._args.engine_api_key if own else self._of(role, "api_key")
+        return key
+
+    async def _tokenizer(self, path: str | None) -> ChatTokenizer:
+        """Loaded once, off the event loop; a failed load is tried again by the next turn."""
+        if not path:
+            raise ConfigError("the judge needs the model's folder (--model) for its tokenizer")
+        async with self._loading:
+            if path not in self._tokenizers:
+                self._tokenizers[path] = await asyncio.to_thread(ChatTokenizer.load, path)
+        return self._tokenizers[path]
+
+
+def models_of(args: Any) -> Models:
+    """`args.judge_models`, made at the first call (also where no worker runs)."""
+    if getattr(args, "judge_models", None) is None:
+        args.judge_models = Models(args)
+    models: Models = args.judge_models
+    return models
+
+
+def is_openai(url: str, model: str | None) -> bool:
+    """Whether an address is an OpenAI-compatible one rather than an engine's own: it has a path
+    such as `/v1`, or comes with a model name."""
+    path = urlsplit(url).path
+    return bool(model) or path.startswith("/v") or "/v1" in path or "/chat/" in path
