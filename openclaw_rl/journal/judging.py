@@ -6,8 +6,10 @@ that dies keeps nothing from being judged; every attempt is counted.
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
+from collections.abc import Sequence
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import turns
@@ -19,9 +21,18 @@ MAX_ATTEMPTS = 20
 
 
 class Judging(JournalPart):
-    def claim(self, worker: str, limit: int, now: float, lease_seconds: float) -> list[Turn]:
+    def claim(
+        self,
+        worker: str,
+        limit: int,
+        now: float,
+        lease_seconds: float,
+        *,
+        but_not: Sequence[str] = (),
+    ) -> list[Turn]:
         """Up to `limit` turns to judge, oldest first, reserved for `worker` until
-        `now + lease_seconds`. A turn whose judge died too often is dropped as `judge_lost`."""
+        `now + lease_seconds`; none of `but_not`, which it still has in hand. A turn whose judge
+        died too often is dropped as `judge_lost`."""
         with self._db.write() as db:
             db.execute(
                 "UPDATE turns SET state = 'dropped', reason = 'judge_lost', changed = ? "
@@ -32,8 +43,9 @@ class Judging(JournalPart):
                 row[0]
                 for row in db.execute(
                     "SELECT turn_id FROM turns WHERE state = 'judging' AND claim_until <= ? "
-                    "AND retry_at <= ? ORDER BY created, seq LIMIT ?",
-                    (now, now, limit),
+                    "AND retry_at <= ? AND turn_id NOT IN (SELECT value FROM json_each(?)) "
+                    "ORDER BY created, seq LIMIT ?",
+                    (now, now, json.dumps(but_not), limit),
                 )
             ]
             db.executemany(
@@ -45,13 +57,15 @@ class Judging(JournalPart):
             found = [turns.load_turn(db, turn_id) for turn_id in ids]
         return [turn for turn in found if turn is not None]
 
-    def extend_claims(self, worker: str, until: float) -> None:
-        """A slow judge is still at work: keep its claims until then."""
+    def extend_claims(self, worker: str, until: float) -> list[str]:
+        """A slow judge is still at work: keep its claims until then. The turns it still holds."""
         with self._db.write() as db:
-            db.execute(
-                "UPDATE turns SET claim_until = ? WHERE state = 'judging' AND claim_worker = ?",
+            rows = db.execute(
+                "UPDATE turns SET claim_until = ? WHERE state = 'judging' AND claim_worker = ? "
+                "RETURNING turn_id",
                 (until, worker),
             )
+            return [row[0] for row in rows]
 
     def release_claims(self, worker: str) -> int:
         """A judge stops in good order: its turns are free at once, the attempt does not count."""

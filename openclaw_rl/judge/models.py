@@ -168,20 +168,22 @@ class Models:
 
     async def _find(self, role: Role) -> Endpoint:
         """Where the model of a role is now."""
-        url, published = self._of(role, "url"), None
-        names = ("policy",) if url else _PUBLISHED_AS[role]
-        if self._journal is not None:
-            found = [await asyncio.to_thread(self._journal.endpoint, name) for name in names]
-            published = next(filter(None, found), None)
+        url: str | None = self._of(role, "url")
+        found = None
+        for name in ("policy",) if url else _PUBLISHED_AS[role]:
+            if found is None and self._journal is not None:
+                found = await asyncio.to_thread(self._journal.endpoint, name)
         if url:
             # A published engine says its kind; one at a configured address is of the policy's.
+            published = found.info if found is not None else {}
             kind = self._args.engine_kind
-            if kind == "auto" and published is not None:
-                kind = published.info.get("engine")
-            return Endpoint(role=role, url=url, info={"engine": kind}, published=0.0)
-        if published is None:
+            info = {"engine": published.get("engine") if kind == "auto" else kind}
+            if found is not None and found.url.rstrip("/") == url.rstrip("/"):
+                info["key"] = published.get("key")
+            return Endpoint(role=role, url=url, info=info, published=0.0)
+        if found is None:
             raise EngineUnavailable(f"no engine serves as {role} yet")
-        return published
+        return found
 
     async def _client(self, role: Role) -> JudgeClient:
         place = await self._find(role)
@@ -207,6 +209,7 @@ class Models:
                 lambda: dialect_of(self._places[role].info.get("engine")),
                 lambda: self._places[role].url,
                 pool,
+                key=lambda: self._places[role].info.get("key"),
                 wait_seconds=_ENGINE_WAIT_SECONDS,
             )
         return self._engines[role]

@@ -276,7 +276,9 @@ class JudgeWorker:
         signal = verdict.score or verdict.teacher_log_probs or verdict.teacher_topk
         return None if given.get("abstained") and not signal else verdict
 
-    async def _under_claim(self, turn: Turn, write: Callable[..., T], *values: Any, **more: Any) -> T:
+    async def _under_claim(
+        self, turn: Turn, write: Callable[..., T], *values: Any, **more: Any
+    ) -> T:
         """What ends the work on a turn: from here on its claim is not renewed. The journal writes
         nothing where the claim was lost."""
         claim = self._claims.pop(turn.turn_id)

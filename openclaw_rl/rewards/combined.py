@@ -1,7 +1,7 @@
 """Both signals in one sample: the PRM's votes and, where there is a hint, the teacher's values.
 
 Guarantees: PRM and judge are asked at the same time; a sample carries whichever signals it has; the
-one's signal does not wait for the other where that was only too slow.
+signal of one does not wait for the other where that was only too slow.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from openclaw_rl.errors import EngineTooSlow
 from openclaw_rl.hooks import Sample
 from openclaw_rl.rewards import hindsight, prm
 
-Answer = dict[str, Any] | Exception
-_PARTS = ("score", "hint", "teacher_log_probs", "teacher_topk")
+_NOTHING = {"score": None, "votes": [], "hint": None, "abstained": True}
 
 
 async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
@@ -23,34 +22,20 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
     `abstained` where neither gave a signal and one of them might have. Raises `EngineUnavailable`
     where any of the endpoints is away, or the only one that might have told something was too slow.
     """
-    async with asyncio.TaskGroup() as group:
-        voting = group.create_task(_quiet(prm.custom_rm(args, sample)))
-        hinting = group.create_task(_quiet(hindsight.custom_rm(args, sample)))
-    verdict = _result(voting.result(), beside=hinting.result())
-    hindsights = _result(hinting.result(), beside=verdict)
-    signal = verdict["score"] or hindsights["hint"]
+    verdict, hint = await asyncio.gather(
+        prm.custom_rm(args, sample), hindsight.custom_rm(args, sample), return_exceptions=True
+    )
+    for answer, other in ((verdict, hint), (hint, verdict)):
+        told = isinstance(other, dict) and (other.get("score") or other.get("hint"))
+        if isinstance(answer, BaseException) and not (isinstance(answer, EngineTooSlow) and told):
+            raise answer
+    verdict, hint = (_NOTHING if isinstance(a, BaseException) else a for a in (verdict, hint))
+    abstained = verdict["abstained"] or hint["abstained"]
     return {
         "score": verdict["score"],
         "votes": verdict["votes"],
-        "hint": hindsights["hint"],
-        "teacher_log_probs": hindsights["teacher_log_probs"],
-        "teacher_topk": hindsights["teacher_topk"],
-        "abstained": not signal and (verdict["abstained"] or hindsights["abstained"]),
+        "hint": hint["hint"],
+        "teacher_log_probs": hint.get("teacher_log_probs"),
+        "teacher_topk": hint.get("teacher_topk"),
+        "abstained": abstained and not (verdict["score"] or hint["hint"]),
     }
-
-
-async def _quiet(reward: Any) -> Answer:
-    """So that the error of one is raised as itself, after the other has ended."""
-    try:
-        return await reward  # type: ignore[no-any-return]
-    except Exception as error:
-        return error
-
-
-def _result(value: Answer, *, beside: Answer) -> dict[str, Any]:
-    told = isinstance(beside, dict) and (beside.get("score") or beside.get("hint"))
-    if isinstance(value, EngineTooSlow) and told:
-        return dict.fromkeys(_PARTS) | {"votes": [], "abstained": True}
-    if isinstance(value, Exception):
-        raise value
-    return value

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from openclaw_rl.hooks import Sample
-from openclaw_rl.judge.prompts import case_of
-from openclaw_rl.judge.resources import get_resources
-from openclaw_rl.judge.votes import choose_hints
+from openclaw_rl.judge.models import models_of
+from openclaw_rl.judge.votes import accepted_hints
 
 
 async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
@@ -21,19 +20,18 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
     None, "abstained": bool}`.
 
     With `args.opd_top_k` up to `args.opd_hints` hints are tried, and `hint` is the one chosen
-    (`judge.choice`). Raises `EngineUnavailable` where the judge or the teacher is away.
+    (`judge.teacher`). Raises `EngineUnavailable` where the judge or the teacher is away.
     """
-    resources = get_resources(args)
-    votes = await (await resources.hints()).votes(case_of(sample))
-    min_chars = getattr(args, "min_hint_chars", None)
-    hints = choose_hints(votes, 10 if min_chars is None else min_chars, resources.max_hints)
-    resources.count("hint_accepted" if hints else "hint_none")
-    lesson = await resources.teach(sample, hints) if hints else None
-    topk = lesson.topk if lesson is not None else None
+    models = models_of(args)
+    votes = await models.hints(sample)
+    hints = accepted_hints(votes, args.min_hint_chars, models.max_hints)
+    models.count("hint_accepted" if hints else "hint_none")
+    values = await models.teach(sample, hints) if hints else None
+    topk = values.topk if values is not None else None
     return {
         "score": None,
-        "hint": lesson.hint if lesson is not None else next(iter(hints), None),
-        "teacher_log_probs": lesson.log_probs if lesson is not None else None,
+        "hint": values.hint if values is not None else next(iter(hints), None),
+        "teacher_log_probs": values.log_probs if values is not None else None,
         "teacher_topk": topk.as_dict() if topk is not None else None,
         "abstained": all(vote.score is None for vote in votes),
     }

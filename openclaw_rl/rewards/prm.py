@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from openclaw_rl.hooks import Sample
-from openclaw_rl.judge.prompts import case_of
-from openclaw_rl.judge.resources import get_resources
+from openclaw_rl.judge.models import models_of
 from openclaw_rl.judge.votes import majority
 
 
@@ -19,7 +18,6 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
 
     Raises `EngineUnavailable` where the PRM is away or answers no vote in time.
     """
-    panel = await get_resources(args).verdicts()
-    scores = [vote.score for vote in await panel.votes(case_of(sample))]
+    scores = [vote.score for vote in await models_of(args).verdicts(sample)]
     score = majority(scores)
     return {"score": score, "votes": scores, "abstained": score is None}
