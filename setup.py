@@ -12,7 +12,7 @@ BASE = [
     if line and not line.startswith("#")
 ]
 LOCAL = ["torch>=2.6", "numpy>=1.26", "peft>=0.15", "safetensors>=0.5"]
-QUICKSTART = ["openai>=2.0", "matplotlib>=3.8"]
+QUICKSTART = ["matplotlib>=3.8"]
 # What `openclaw-rl connect` installs into OpenClaw.
 PLUGIN = [f"plugins/openclaw/{name}" for name in
           ("index.js", "runs.js", "package.json", "openclaw.plugin.json", "README.md")]  # fmt: skip

@@ -254,7 +254,7 @@ def _serve(config: Config, words: list[str]) -> int:
 
 
 def _judge(config: Config, _: list[str]) -> int:
-    from openclaw_rl.judge.service import run_judge
+    from openclaw_rl.judge.worker import run_judge
 
     preflight.check_model(config)
     preflight.check_data(config)

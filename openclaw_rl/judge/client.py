@@ -109,7 +109,7 @@ class OpenAIClient:
             http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
         )
         self._openai.organization = self._openai.project = None  # not those of the environment
-        self._errors, self._model = openai, model or ""
+        self._errors, self._model = openai, model or openai.omit
         self._use_schema = self._use_temperature = True
         self._limit_name = "max_tokens"
 
@@ -142,9 +142,10 @@ class OpenAIClient:
     async def _complete(self, prompt: Prompt, options: Mapping[str, Any]) -> Completion:
         """Content only: reasoning that comes in a field of its own is not read at all."""
         messages: Any = list(prompt)
+        model: Any = self._model
         try:
             answer = await self._openai.chat.completions.create(
-                model=self._model, messages=messages, **options
+                model=model, messages=messages, **options
             )
             choice = answer.choices[0]
             return Completion(choice.message.content or "", choice.finish_reason != "length")

@@ -133,7 +133,8 @@ class Models:
             self.count("teacher_topk_none" if recorded is not None else "teacher_topk_no_policy")
         else:
             self.count("teacher_topk_candidates", k * len(response))
-            self.count("teacher_topk_unknown", values.unknown)
+            if values.unknown:
+                self.count("teacher_topk_unknown", values.unknown)
         return values
 
     async def response_text(self, turn: Turn) -> str:

@@ -101,11 +101,12 @@ def hint_prompt(sample: Sample, nonce: str, limit: int) -> list[dict[str, str]]:
 def _prompt(sample: Sample, nonce: str, limit: int, task: str) -> list[dict[str, str]]:
     """`sample.metadata` holds `messages`, `reply` and `next_state`."""
     shown = [m for m in sample.metadata["messages"] if m.get("role") != "system"]
-    texts = map(transcript, (shown, [sample.metadata["reply"]], sample.metadata["next_state"]))
+    reply, following = [sample.metadata["reply"]], sample.metadata["next_state"]
+    parts = _fit(transcript(shown), transcript(reply), transcript(following), limit)
     names = ("CONVERSATION", "REPLY", "WHAT HAPPENED NEXT")
     data = "\n\n".join(
         f"<<<{name} {nonce}>>>\n{defuse(part)}\n<<<END {name} {nonce}>>>"
-        for name, part in zip(names, _fit(*texts, limit), strict=True)
+        for name, part in zip(names, parts, strict=True)
     )
     return [
         {"role": "system", "content": f"{_RULES.format(nonce=nonce)}\n\n{task.format()}"},

@@ -10,7 +10,7 @@ from typing import Any
 from openclaw_rl.engine.survey import Needs
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
-from openclaw_rl.judge.choice import teacher_list
+from openclaw_rl.judge.teacher import teacher_list
 
 DEFAULTS: dict[str, Any] = {
     "host_name": "local",

@@ -7,13 +7,14 @@ signal of one does not wait for the other where that was only too slow.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from openclaw_rl.errors import EngineTooSlow
 from openclaw_rl.hooks import Sample
 from openclaw_rl.rewards import hindsight, prm
 
-_NOTHING = {"score": None, "votes": [], "hint": None, "abstained": True}
+_TOO_SLOW: Mapping[str, Any] = {"score": None, "votes": [], "hint": None, "abstained": True}
 
 
 async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
@@ -22,14 +23,15 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
     `abstained` where neither gave a signal and one of them might have. Raises `EngineUnavailable`
     where any of the endpoints is away, or the only one that might have told something was too slow.
     """
-    verdict, hint = await asyncio.gather(
+    answers = await asyncio.gather(
         prm.custom_rm(args, sample), hindsight.custom_rm(args, sample), return_exceptions=True
     )
-    for answer, other in ((verdict, hint), (hint, verdict)):
-        told = isinstance(other, dict) and (other.get("score") or other.get("hint"))
+    found = [answer for answer in answers if isinstance(answer, dict)]
+    told = any(answer.get("score") or answer.get("hint") for answer in found)
+    for answer in answers:
         if isinstance(answer, BaseException) and not (isinstance(answer, EngineTooSlow) and told):
             raise answer
-    verdict, hint = (_NOTHING if isinstance(a, BaseException) else a for a in (verdict, hint))
+    verdict, hint = (answer if isinstance(answer, dict) else _TOO_SLOW for answer in answers)
     abstained = verdict["abstained"] or hint["abstained"]
     return {
         "score": verdict["score"],

@@ -30,7 +30,7 @@ _IT = (
     r"(?:that|this|it|(?:your|the|that|this) (?:last |first |second )?(?:answer|reply|response"
     r"|code|solution|explanation|summary|text|result|sentence|paragraph|one|date))"
 )
-_IS = r"(?: i|')s(?: (?:still|just|a|an|bit|little|way|far|much|so|very|really|now))*"
+_IS = r"(?: i| wa|')s(?: (?:still|just|a|an|bit|little|way|far|much|so|very|really|now))*"
 _GOOD = (
     r"(?:perfect|great|excellent|awesome|wonderful|fantastic|brilliant|amazing|lovely|nice|good"
     r"|right|correct|helpful|clear|spot on|(?:exactly )?what i (?:wanted|needed|meant))"
@@ -87,7 +87,9 @@ _WISH = _begins(
     rf"in [\w ]*\b{_FORM},? please\b|(?:can|could) you (?:please )?(?:make it|be|shorten it)\b",
     r"use .*\binstead\b",
 )
-_BARE = _begins(rf"(?:no\W*)?(?:{_IT}{_IS} (?:not )?)?(?:{_BAD}|right|correct|true|no)?\W*")
+_BARE = _begins(
+    rf"(?:no\W*)?(?:{_IT}{_IS} (?:not )?)?(?:wrong|incorrect|false|right|correct|true)?\W*"
+)
 _EXPLAINS = re.compile(r"(?:it|the|he|she|they)\b", re.IGNORECASE)
 _ONLY_OPENER = _begins(r"\W*")
 _NOT_SAID = re.compile(
@@ -149,12 +151,16 @@ def read_words(text: str, *, reply_asked: bool = False) -> tuple[float, str | No
             continue
         _, _, rest = words.partition(" but ")
         wish = _WISH.match(words) and not (praised or reply_asked)
-        complaint = _COMPLAINT.match(words) and not (reply_asked and words[:2].lower() == "no")
+        answers = reply_asked and re.match(r"no\b(?!, that's)", words, re.IGNORECASE)
+        complaint = _COMPLAINT.match(words) and not answers
         contrast = rest and (_COMPLAINT.match(rest) or _WISH.match(rest))
         # One sentence after a complaint may say what is right ("It is Canberra.").
         explains = len(corrections) == 1 and _EXPLAINS.match(words)
         if complaint or wish or contrast or (explains and not words.endswith("?")):
-            corrections.append(" ".join(text[match.start() : match.end()].split()))
+            sentence = " ".join(text[match.start() : match.end()].split())
+            if words.endswith("?") and not (wish or contrast):
+                sentence = sentence.rpartition(",")[0] or sentence  # "Too long, what is rain?"
+            corrections.append(sentence)
         elif _PRAISE.match(words) and not words.endswith("?"):
             praised = True
         elif not _ONLY_OPENER.fullmatch(words):

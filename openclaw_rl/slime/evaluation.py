@@ -7,20 +7,19 @@ cannot be scored is left out and counted; it never ends the run.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import dataclasses
-import inspect
 import logging
 import math
 from typing import Any
 
 from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.hook_args import hook_args
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.journal import Journal
-from openclaw_rl.judge.outcome import read_outcome
-from openclaw_rl.judge.resources import Resources, get_resources
-from openclaw_rl.judge.worker import in_thread, where_of
+from openclaw_rl.judge.models import Models
+from openclaw_rl.judge.reward import call_reward, read_reward, where_of
+from openclaw_rl.settings import Config
 
 log = logging.getLogger("openclaw_rl.slime")
 
@@ -37,15 +36,18 @@ def evaluate(args: Any, rollout_id: int, data_source: Any) -> Any:
         raise HookError(f"evaluation runs inside slime only: {error}") from error
     if args is None or not getattr(args, "eval_datasets", None):
         raise ConfigError("evaluation needs --eval-prompt-data or --eval-config")
+    # slime's arguments, and ours where slime's configuration does not name them.
+    given = {name: value for name, value in vars(args).items() if value is not None}
     ours = copy.copy(args)
+    ours.__dict__.update(vars(hook_args(Config())) | given)
     ours.rollout_global_dataset = True  # which slime asserts, and evaluation does not use
     ours.eval_datasets = [_with_our_reward(dataset) for dataset in args.eval_datasets]
     journal = Journal.open(args.journal_path) if getattr(args, "journal_path", None) else None
-    resources = ours.judge_resources = Resources(ours, journal)
+    models = ours.judge_models = Models(ours, journal)
     try:
         output = generate_rollout(ours, rollout_id, data_source, evaluation=True)
     finally:
-        run(resources.close())
+        run(models.close())
         if journal is not None:
             journal.close()
     metrics = dict(output.metrics or {})
@@ -74,13 +76,8 @@ async def scored(args: Any, sample: Any, **kwargs: Any) -> Any:
     )
     key = getattr(args, "eval_reward_key", None) or getattr(args, "reward_key", None)
     try:
-        async with asyncio.timeout(get_resources(args).timeout):
-            if inspect.iscoroutinefunction(hook):
-                result = await hook(args, _seen(sample))
-            else:
-                result = await in_thread(hook, args, _seen(sample))
-                result = await result if inspect.isawaitable(result) else result
-        score = read_outcome(result, sample.response_length, key).score
+        result = await call_reward(hook, args, _seen(sample))
+        score = read_reward(result, sample.response_length, key).score
     except Exception as error:
         log.warning("[slime] an evaluation sample could not be scored: %s", where_of(error))
         score = None

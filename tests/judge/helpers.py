@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from argparse import Namespace
 from collections import deque
@@ -13,9 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
+from openclaw_rl.hook_args import hook_args
 from openclaw_rl.journal.store import Journal
-from openclaw_rl.judge.resources import Resources
+from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.worker import JudgeWorker
+from openclaw_rl.settings import Config
 from openclaw_rl.types import Turn
 
 
@@ -74,15 +75,15 @@ def add_turn(
 
 
 def make_args(path: Path | str | None = None, **given: Any) -> Namespace:
-    fields: dict[str, Any] = {
-        "hf_checkpoint": None,
-        "judge_timeout": 20.0,
-        "judge_concurrency": 4,
-        "min_hint_chars": 10,
-        "prm_m": 1,
-        "journal_path": str(path) if path else None,
-    }
-    return Namespace(**(fields | given))
+    """Arguments as the judge gets them: complete, here without a model; `given` differ."""
+    args = hook_args(Config())
+    args.hf_checkpoint, args.engine_kind = None, "auto"
+    args.journal_path = str(path) if path else None
+    args.judge_timeout, args.judge_concurrency, args.prm_m = 20.0, 4, 1
+    for name, value in given.items():
+        assert hasattr(args, name), name
+        setattr(args, name, value)
+    return args
 
 
 def make_worker(
@@ -93,10 +94,8 @@ def make_worker(
     clock: Callable[[], float] | None = None,
     name: str = "w",
 ) -> JudgeWorker:
-    args.judge_resources = Resources(args, journal)
-    return JudgeWorker(
-        journal, reward, args, args.judge_resources, name=name, clock=clock or Clock()
-    )
+    args.judge_models = Models(args, journal)
+    return JudgeWorker(journal, reward, args, name=name, clock=clock or Clock())
 
 
 async def judge_all(
@@ -106,9 +105,8 @@ async def judge_all(
     worker = make_worker(journal, reward, args, **more)
     try:
         await worker.run_until_idle()
-        await worker._carry_counters()
     finally:
-        await args.judge_resources.close()
+        await args.judge_models.close()
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -160,7 +158,7 @@ class FakeChat:
             return web.json_response({"error": {"message": "no"}}, status=answer)
         if isinstance(answer, str):
             answer = {"message": {"content": answer}, "finish_reason": "stop"}
-        return web.Response(text=json.dumps({"choices": [answer]}))
+        return web.json_response({"choices": [answer]})
 
     async def __aenter__(self) -> FakeChat:
         app = web.Application(client_max_size=1 << 28)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.prompts import (
-    Case,
     defuse,
     hint_prompt,
     new_nonce,
@@ -26,11 +26,14 @@ EVIL = (
 )
 
 
-def case(next_text: str = "ok", reply: str = "Rome.", question: str = "Capital?") -> Case:
-    return Case(
-        [{"role": "system", "content": "SECRET SYSTEM"}, {"role": "user", "content": question}],
-        {"role": "assistant", "content": reply},
-        [{"role": "tool", "content": next_text}],
+def sample(next_text: str = "ok", reply: str = "Rome.", question: str = "Capital?") -> Sample:
+    system = {"role": "system", "content": "SECRET SYSTEM"}
+    return Sample(
+        metadata={
+            "messages": [system, {"role": "user", "content": question}],
+            "reply": {"role": "assistant", "content": reply},
+            "next_state": [{"role": "tool", "content": next_text}],
+        }
     )
 
 
@@ -54,7 +57,7 @@ def test_nothing_defused_reads_as_a_verdict(text: str) -> None:
 @pytest.mark.parametrize("build", [verdict_prompt, hint_prompt])
 def test_case_26_data_is_fenced(build) -> None:
     nonce = new_nonce()
-    messages = build(case(EVIL, EVIL, EVIL), nonce, 10_000)
+    messages = build(sample(EVIL, EVIL, EVIL), nonce, 10_000)
     assert [message["role"] for message in messages] == ["system", "user"]
     assert nonce in messages[0]["content"]
     data = messages[1]["content"]
@@ -75,7 +78,7 @@ def test_nonces_differ() -> None:
 
 def test_case_27_the_next_state_is_shortened_with_a_note() -> None:
     long = "BEGIN" + "x" * 50_000 + "END"
-    data = verdict_prompt(case(long), "n", 2_000)[1]["content"]
+    data = verdict_prompt(sample(long), "n", 2_000)[1]["content"]
     assert len(data) < 3_000
     assert "BEGIN" in data
     assert "END\n<<<END WHAT" in data
@@ -87,7 +90,7 @@ def test_case_27_the_next_state_is_shortened_with_a_note() -> None:
 
 
 def test_a_long_conversation_gives_way_first() -> None:
-    built = verdict_prompt(case("n" * 500, "r" * 500, "q" * 50_000 + "LAST"), "n", 2_000)
+    built = verdict_prompt(sample("n" * 500, "r" * 500, "q" * 50_000 + "LAST"), "n", 2_000)
     data = built[1]["content"]
     assert "n" * 500 in data
     assert "r" * 500 in data

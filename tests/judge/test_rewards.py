@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.errors import EngineUnavailable
 from openclaw_rl.hooks import Sample
-from openclaw_rl.judge.resources import Resources
+from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.teacher import hinted_messages
 from openclaw_rl.rewards import combined, hindsight, prm
 from tests.fakes.engine import FakeEngine, Fault, logprob_of
@@ -38,9 +39,9 @@ async def judge() -> AsyncIterator[FakeChat]:
 @pytest.fixture
 async def args(model: Path, judge: FakeChat) -> AsyncIterator[Namespace]:
     args = make_args(hf_checkpoint=str(model), prm_url=judge.url, judge_url=judge.url)
-    args.judge_resources = Resources(args)
+    args.judge_models = Models(args)
     yield args
-    await args.judge_resources.close()
+    await args.judge_models.close()
 
 
 def vote(verdict: int, hint: str | None = None) -> str:
@@ -80,7 +81,7 @@ async def test_case_26_votes_without_a_verdict_abstain(args, judge) -> None:
     judge.default = "Hm."
     reward = await prm.custom_rm(args, sample())
     assert (reward["score"], reward["abstained"]) == (None, True)
-    assert args.judge_resources.counters["judge_abstained"] == 5
+    assert args.judge_models.counters["judge_abstained"] == 5
 
 
 async def test_the_judge_sees_all_of_a_turn_and_nothing_can_break_out(args, judge) -> None:
@@ -99,12 +100,12 @@ async def test_case_27_a_slow_vote_abstains_and_where_all_are_slow_the_turn_wait
     judge.holds += [slow, None]
     reward = await prm.custom_rm(args, sample())
     assert (reward["score"], sorted(map(str, reward["votes"]))) == (1.0, ["1.0", "None"])
-    assert args.judge_resources.counters["judge_timeout"] == 1
+    assert args.judge_models.counters["judge_timeout"] == 1
     judge.hold = slow
     with pytest.raises(EngineUnavailable, match="took longer than"):
         await prm.custom_rm(args, sample())
     slow.set()
-    assert args.judge_resources.counters["judge_timeout"] == 3
+    assert args.judge_models.counters["judge_timeout"] == 3
 
 
 async def test_case_27_what_the_one_tells_does_not_wait_for_the_other_that_is_slow(args, judge):
@@ -146,22 +147,20 @@ async def test_case_27_the_next_state_is_shortened_until_it_fits(args, judge) ->
     judge.refuse = lambda body: "maximum context length is 1 token"
     reward = await prm.custom_rm(args, sample(long))
     assert (reward["score"], reward["abstained"]) == (None, True)
-    assert args.judge_resources.counters["judge_overflow"] == 1
+    assert args.judge_models.counters["judge_overflow"] == 1
 
 
 async def test_case_27_a_known_context_is_kept_without_being_refused(model) -> None:
-    from openclaw_rl.engine.chat import ChatTokenizer
-
     chat = ChatTokenizer.load(model)
     async with FakeEngine(tokenizer=chat, context_length=4096) as engine:
         engine.say(vote(-1))
-        args = make_args(hf_checkpoint=str(model), prm_url=engine.url, judge_max_tokens=100)
-        args.judge_resources = Resources(args)
+        args = make_args(hf_checkpoint=str(model), prm_url=engine.url)
+        args.judge_models = Models(args)
         reward = await prm.custom_rm(args, sample("y" * 100_000))
-        await args.judge_resources.close()
+        await args.judge_models.close()
         assert reward["score"] == -1.0
         assert len(engine.requests) == 1
-        assert 1500 < len(engine.requests[0].ids) <= 4096 - 100
+        assert 1500 < len(engine.requests[0].ids) <= 4096 - 4096 // 3
 
 
 async def test_case_28_hints(args, judge) -> None:
@@ -172,12 +171,10 @@ async def test_case_28_hints(args, judge) -> None:
             "score": None, "hint": None, "teacher_log_probs": None, "teacher_topk": None,
             "abstained": False,
         }  # fmt: skip
-    assert args.judge_resources.counters["hint_none"] == 4
+    assert args.judge_models.counters["hint_none"] == 4
 
 
 async def test_hindsight_asks_the_teacher(args, judge, model) -> None:
-    from openclaw_rl.engine.chat import ChatTokenizer
-
     chat = ChatTokenizer.load(model)
     tools = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
     judge.answers.append(vote(1, HINT))
@@ -210,8 +207,6 @@ def by_hint(chat: Any, good: str) -> Any:
 
 @pytest.mark.parametrize("good", [HINT, OTHER])
 async def test_the_hint_whose_candidates_are_the_policys_teaches(args, judge, model, good) -> None:
-    from openclaw_rl.engine.chat import ChatTokenizer
-
     args.opd_top_k, args.opd_hints = 2, 3
     judge.answers += [vote(1, HINT), vote(1, HINT.upper()), vote(1, OTHER)]
     own = {"ids": [[t, t + 1] for t in OUTPUT], "log_probs": [[-0.1, -3.0]] * len(OUTPUT)}
@@ -224,18 +219,18 @@ async def test_the_hint_whose_candidates_are_the_policys_teaches(args, judge, mo
     assert reward["teacher_topk"] == {
         "ids": own["ids"], "log_probs": [[-0.5, -1.0]] * len(OUTPUT)
     }  # fmt: skip
-    assert args.judge_resources.counters["teacher_topk_candidates"] == 2 * len(OUTPUT)
-    assert "teacher_topk_unknown" not in args.judge_resources.counters
+    assert args.judge_models.counters["teacher_topk_candidates"] == 2 * len(OUTPUT)
+    assert "teacher_topk_unknown" not in args.judge_models.counters
 
 
 async def test_one_hint_of_several_may_not_fit_the_teacher(args, judge, model) -> None:
     args.opd_top_k, args.opd_hints, args.opd_subset = 2, 2, "teacher"
     judge.answers += [vote(1, HINT), vote(1, HINT * 9)]
     async with FakeEngine() as engine:
-        args.teacher_url, args.teacher_context = engine.url, 60
+        args.teacher_url, engine.context_length = engine.url, 60
         reward = await hindsight.custom_rm(args, sample())
     assert (reward["hint"], len(reward["teacher_topk"]["ids"])) == (HINT, len(OUTPUT))
-    assert args.judge_resources.counters["teacher_overflow"] == 1
+    assert args.judge_models.counters["teacher_overflow"] == 1
 
 
 @pytest.mark.parametrize(
@@ -258,28 +253,24 @@ async def test_over_the_top_k_there_is_no_teacher_without_candidates(
     assert (reward["hint"], reward["teacher_log_probs"], reward["teacher_topk"]) == (
         HINT, None, None
     )  # fmt: skip
-    assert args.judge_resources.counters[reason] == 1
+    assert args.judge_models.counters[reason] == 1
 
 
 async def test_a_teacher_that_cannot_hold_the_turn(args, judge, model) -> None:
     judge.default = vote(1, HINT)
     async with FakeEngine() as engine:
-        args.teacher_url, args.teacher_context = engine.url, 8
+        args.teacher_url, engine.context_length = engine.url, 8
         reward = await hindsight.custom_rm(args, sample())
         assert (reward["hint"], reward["teacher_log_probs"]) == (HINT, None)
-        assert engine.requests == []
-        args.teacher_context, engine.context_length = None, 8  # only the engine knows
-        reward = await hindsight.custom_rm(args, sample())
-        assert reward["teacher_log_probs"] is None
-        assert args.judge_resources.counters["teacher_overflow"] == 2
+        assert args.judge_models.counters["teacher_overflow"] == 1
 
 
 async def test_a_turn_without_a_user_message_has_no_teacher(args, judge) -> None:
-    judge.default = vote(1, HINT)
+    judge.default, args.teacher_url = vote(1, HINT), "http://127.0.0.1:9"
     messages = [{"role": "system", "content": "Go."}]
     reward = await hindsight.custom_rm(args, sample(messages=messages))
     assert reward["teacher_log_probs"] is None
-    assert args.judge_resources.counters["teacher_no_user_message"] == 1
+    assert args.judge_models.counters["teacher_no_user_message"] == 1
 
 
 async def test_case_27_a_teacher_away_lets_the_turn_wait(args, judge) -> None:
@@ -327,5 +318,5 @@ def test_the_hint_stands_at_the_end_of_the_last_user_message() -> None:
     assert hinted[2]["content"] == "c\n\n[hint]\nUse < |im_end| > less."
     assert [hinted[0], hinted[1], hinted[3]] == [messages[0], messages[1], tool]
     assert messages[2] == user("c")
-    assert hinted_messages([{"role": "user", "content": None}], "h", "") == [user("\n\nh")]
+    assert hinted_messages([{"role": "user", "content": None}], "h") == [user("\n\n[hint]\nh")]
     assert hinted_messages([tool], "h") is None

@@ -13,7 +13,7 @@ from openclaw_rl.judge.votes import (
     HINT_SCHEMA,
     VERDICT_SCHEMA,
     Vote,
-    choose_hints,
+    accepted_hints,
     majority,
     parse_vote,
 )
@@ -68,7 +68,6 @@ def test_case_26_unfinished_reasoning_abstains() -> None:
     assert parse_vote(r"\boxed{1} ... </think> \boxed{-1}", in_reasoning=True).score == -1.0
     assert parse_vote(r"<think>\boxed{1}</think>no verdict here") == ABSTAINED
     assert parse_vote(r"<think>a</think> <think> \boxed{1}") == ABSTAINED
-    assert parse_vote('{"verdict": 1}', finished=False) == ABSTAINED
 
 
 def test_case_26_quotes_of_the_data_do_not_count() -> None:
@@ -93,6 +92,30 @@ def test_hints_are_read() -> None:
     assert parse_vote("Hint: Be brief.\nVerdict: 1") == Vote(1.0, "Be brief.")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"why": "x", "hint": "Say "km", not "miles".", "verdict": 1}',
+        '{"why": "x", "hint": "Say \'km\', not miles.", "verdict": 1,}',
+        "{'why': 'it\\'s', 'hint': 'Don\\'t say miles.', 'verdict': 1}",
+        '{\n "why": "x",\n "hint": "Say "km",\nnot miles.",\n "verdict": 1,\n}',
+        '{"why": "a "b" c", "verdict": 1, "hint": "Say km."}',
+        '{"why": "x", "hint": Say km, "verdict": 1}',
+    ],
+)
+def test_case_48_nearly_json_is_the_hint_or_an_abstention(text: str) -> None:
+    found = parse_vote(text)
+    if found != ABSTAINED:
+        assert found.score == 1.0
+        assert found.hint in ('Say "km", not "miles".', "Say 'km', not miles.",
+                              "Don\\'t say miles.", 'Say "km",\nnot miles.')  # fmt: skip
+
+
+def test_case_48_an_unescaped_quote_does_not_end_the_hint() -> None:
+    told = parse_vote('{\n"why": "x",\n"hint": "Say "km", not "miles".",\n"verdict": 1,\n}')
+    assert told == Vote(1.0, 'Say "km", not "miles".')
+
+
 def test_case_28_majority() -> None:
     assert majority([1.0, 1.0, -1.0]) == 1.0
     assert majority([1.0, -1.0]) == 0.0
@@ -107,9 +130,9 @@ def test_case_28_hints_and_verdicts() -> None:
     bare = Vote(1.0, None)
     short = Vote(1.0, "0123456789")
     good, better = Vote(1.0, "Name the source."), Vote(1.0, "Name the source of the figure.")
-    assert choose_hints([negative, bare, short], 10) == []
-    assert choose_hints([good, negative, better, bare], 10) == [better.hint]
-    assert choose_hints([Vote(None, "A hint of a judge that abstained.")], 10) == []
+    assert accepted_hints([negative, bare, short], 10) == []
+    assert accepted_hints([good, negative, better, bare], 10) == [better.hint]
+    assert accepted_hints([Vote(None, "A hint of a judge that abstained.")], 10) == []
 
 
 def test_several_hints_are_distinct_ones_longest_first() -> None:
@@ -121,8 +144,8 @@ def test_several_hints_are_distinct_ones_longest_first() -> None:
         Vote(1.0, "Give a figure."),
     ]
     wanted = ["Name the source of the figure.", "Name the source.", "Give a figure."]
-    assert choose_hints(votes, 10, 3) == wanted
-    assert choose_hints(votes, 10, 2) == wanted[:2]
+    assert accepted_hints(votes, 10, 3) == wanted
+    assert accepted_hints(votes, 10, 2) == wanted[:2]
 
 
 @given(st.text(max_size=300))

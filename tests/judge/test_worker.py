@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.errors import EngineUnavailable
 from openclaw_rl.hooks import Sample, load_hook
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge import worker as worker_module
+from openclaw_rl.judge.worker import JudgeWorker
 from openclaw_rl.rewards import exit_code, feedback, prm
-from openclaw_rl.types import State, TopK
+from openclaw_rl.types import State, TopK, Verdict
 from tests.fakes.engine import FakeEngine, Fault, logprob_of
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.vllm import FakeVLLM
@@ -28,6 +32,7 @@ from tests.judge.helpers import (
     judge_all,
     make_args,
     make_worker,
+    until,
     user,
 )
 
@@ -55,6 +60,14 @@ def verdict(journal: Journal, turn_id: str = "t1") -> Any:
     turn = journal.turn(turn_id)
     assert turn is not None
     return turn.verdict
+
+
+async def run_until(worker: JudgeWorker, done: Any) -> None:
+    """Let `worker` run until `done()`, which another thread looks at."""
+    running = asyncio.create_task(worker.run())
+    await asyncio.to_thread(until, done)
+    worker.stop()
+    await running
 
 
 async def test_the_sample_is_the_turn(journal: Journal) -> None:
@@ -121,8 +134,6 @@ async def test_case_14_two_tool_results_of_which_the_first_failed(journal: Journ
 
 
 async def test_a_correction_is_the_hint_for_the_teacher(journal: Journal, model: Path) -> None:
-    from openclaw_rl.engine.chat import ChatTokenizer
-
     add_turn(journal, "t1", "Too long, one sentence please. What is snow?")
     async with FakeEngine() as engine:
         args = make_args(hf_checkpoint=str(model))
@@ -347,7 +358,7 @@ async def test_case_27_a_judge_that_is_down_costs_time_and_no_score(journal: Jou
         clock.now += 60
         await worker.run_until_idle()
         await worker.run_until_idle()
-        await args.judge_resources.close()
+        await args.judge_models.close()
     assert journal.fates().ready == 5
     assert all(verdict(journal, f"t{n}").score == 1.0 for n in range(5))
 
@@ -365,7 +376,7 @@ async def test_case_27_a_clock_set_back_does_not_prolong_a_rest(journal: Journal
         fake.default = '{"verdict": 1}'
         add_turn(journal, "t2", "x")
         await worker.run_until_idle()
-        await args.judge_resources.close()
+        await args.judge_models.close()
     assert state(journal, "t2") is State.READY
 
 
@@ -373,17 +384,15 @@ async def test_case_27_an_endpoint_that_is_not_published_yet(journal: Journal, m
     clock, args = Clock(), make_args(hf_checkpoint=str(model))
     add_turn(journal, "t1", "x")
     worker = make_worker(journal, prm.custom_rm, args, clock=clock)
-    worker_resources = args.judge_resources
-    worker_resources._engine("prm")._wait_seconds = 0.0
     await worker.run_until_idle()
     assert journal.fates().counters == {"postponed:judge_unavailable": 1}
-    async with FakeEngine(tokenizer=await worker_resources._chat(str(model))) as engine:
+    async with FakeEngine(tokenizer=ChatTokenizer.load(model)) as engine:
         engine.say('{"why": "", "verdict": -1}')
         journal.publish("judge", f"{engine.url}/base", {}, 1.0)
         clock.now += 10
         await worker.run_until_idle()
         assert engine.requests[0].base
-        await worker_resources.close()
+        await args.judge_models.close()
     assert verdict(journal).score == -1.0
     assert list(verdict(journal).votes) == [-1.0]
 
@@ -399,7 +408,7 @@ async def test_case_26_no_verdict_is_asked_again_and_then_dropped(journal: Journ
             assert state(journal) is State.JUDGING, attempt
             await worker.run_until_idle()
             clock.now += 600
-        await args.judge_resources.close()
+        await args.judge_models.close()
     assert len(fake.bodies) == worker_module.ABSTENTIONS
     assert journal.fates().dropped == {"no_verdict": 1}
     assert journal.fates().counters["postponed:no_verdict"] == 2
@@ -419,7 +428,7 @@ async def test_case_27_a_judge_that_is_only_slow_costs_no_turn(journal: Journal)
         fake.hold.set()
         args.judge_timeout = 20.0
         await worker.run_until_idle()
-        await args.judge_resources.close()
+        await args.judge_models.close()
     assert state(journal) is State.READY
     assert journal.fates().counters["postponed:judge_unavailable"] == 3
 
@@ -455,7 +464,7 @@ async def test_turns_are_judged_at_the_same_time(journal: Journal) -> None:
             await fake.arrived.wait_for(lambda: len(fake.bodies) == 4)
         fake.hold.set()
         await running
-        await args.judge_resources.close()
+        await args.judge_models.close()
         assert fake.most_at_once == 4
     assert journal.fates().ready == 9
 
@@ -482,10 +491,7 @@ async def test_a_stopped_worker_gives_back_and_a_dead_one_is_replaced(
     assert turn is not None
     assert (turn.state, turn.attempts) == (State.JUDGING, 0)
 
-    dead = make_worker(journal, slow, make_args(), clock=clock, name="dead")
-    await dead._take()
-    for task in dead._tasks:
-        task.cancel()  # killed: nothing is written back
+    (turn,) = journal.claim("dead", 1, clock.now, worker_module.CLAIM_SECONDS)
     live = make_worker(journal, lambda args, sample: 1.0, make_args(), clock=clock, name="live")
     await live.run_until_idle()
     assert state(journal) is State.JUDGING
@@ -519,6 +525,140 @@ async def test_a_running_worker_sees_new_turns(journal: Journal, tmp_path: Path)
     worker.stop()
     await asyncio.wait_for(running, 10)
     assert journal.fates().ready == 2
+
+
+async def test_case_53_a_turn_that_another_one_judged_meanwhile_is_not_dropped(
+    journal: Journal, tmp_path: Path
+) -> None:
+    clock = Clock()
+
+    def slow(args: Any, sample: Sample) -> float:
+        clock.now += worker_module.CLAIM_SECONDS + 1
+        with Journal.open(tmp_path / "journal.db") as other:
+            assert [turn.turn_id for turn in other.claim("other", 1, clock.now, 60.0)] == ["t1"]
+            other.write_verdict("t1", "other", Verdict(score=1.0), clock.now)
+        raise ValueError
+
+    add_turn(journal, "t1", "x")
+    await judge_all(journal, slow, make_args(), clock=clock)
+    assert (state(journal), verdict(journal).score) == (State.READY, 1.0)
+    assert journal.fates().dropped == {}
+
+
+async def test_case_53_a_reward_that_blocks_the_event_loop_keeps_its_claim(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "RENEW_SECONDS", 0.01)
+    clock, renewed, taken = Clock(), threading.Event(), []
+    extend = Journal.extend_claims
+
+    def extend_and_tell(self: Journal, worker: str, until: float) -> Any:
+        found = extend(self, worker, until)
+        if clock.now > 1000.0:
+            renewed.set()
+        return found
+
+    async def blocks(args: Any, sample: Sample) -> float:
+        for _ in range(3):
+            clock.now += worker_module.CLAIM_SECONDS * 0.75
+            renewed.clear()
+            renewed.wait(10)
+            with Journal.open(tmp_path / "journal.db") as other:
+                taken.extend(other.claim("other", 1, clock.now, 60.0))
+        return 1.0
+
+    monkeypatch.setattr(Journal, "extend_claims", extend_and_tell)
+    add_turn(journal, "t1", "x")
+    worker = make_worker(journal, blocks, make_args(tmp_path / "journal.db"), clock=clock)
+    await run_until(worker, lambda: state(journal) is not State.JUDGING)
+    assert taken == []
+    assert verdict(journal).score == 1.0
+
+
+async def test_case_53_after_sleep_a_turn_under_way_is_not_taken_again(
+    journal: Journal, tmp_path: Path
+) -> None:
+    clock, begun, end = Clock(), [], asyncio.Event()
+
+    async def reward(args: Any, sample: Sample) -> float:
+        begun.append(sample.metadata["turn_id"])
+        if sample.metadata["turn_id"] == "t1":
+            clock.now += 3600.0
+            await end.wait()
+        return 1.0
+
+    add_turn(journal, "t1", "x")
+    worker = make_worker(journal, reward, make_args(tmp_path / "journal.db"), clock=clock)
+    running = asyncio.create_task(run_until(worker, lambda: journal.fates().ready == 2))
+    await asyncio.to_thread(until, lambda: begun)
+    add_turn(journal, "t2", "x")
+    await asyncio.to_thread(until, lambda: state(journal, "t2") is State.READY)
+    end.set()
+    await running
+    assert begun == ["t1", "t2"]
+
+
+async def test_case_53_a_worker_that_lost_its_claim_abandons_the_turn(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "RENEW_SECONDS", 0.01)
+    clock, abandoned = Clock(), asyncio.Event()
+
+    async def reward(args: Any, sample: Sample) -> float:
+        clock.now += 3600.0
+        with Journal.open(tmp_path / "journal.db") as other:
+            assert len(other.claim("other", 1, clock.now, 60.0)) == 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            abandoned.set()
+        return -1.0
+
+    add_turn(journal, "t1", "x")
+    worker = make_worker(journal, reward, make_args(tmp_path / "journal.db"), clock=clock)
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(abandoned.wait(), 10)
+    worker.stop()
+    await running
+    assert journal.write_verdict("t1", "other", Verdict(score=1.0), clock.now) is State.READY
+
+
+async def test_the_journal_is_never_waited_for_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    path, on_the_loop, open_journal = tmp_path / "journal.db", set(), Journal.open
+    loops_thread = threading.get_ident()
+
+    class Watched:
+        def __init__(self, journal: Journal) -> None:
+            self.journal = journal
+
+        def __getattr__(self, name: str) -> Any:
+            if threading.get_ident() == loops_thread and callable(getattr(self.journal, name)):
+                return lambda *values, **more: self.note(name, *values, **more)
+            return getattr(self.journal, name)
+
+        def note(self, name: str, *values: Any, **more: Any) -> Any:
+            if threading.get_ident() == loops_thread:
+                on_the_loop.add(name)
+            return getattr(self.journal, name)(*values, **more)
+
+    async with FakeEngine(tokenizer=ChatTokenizer.load(model)) as engine:
+        with open_journal(path) as journal:
+            add_turn(journal, "t1", "x")
+            journal.publish("judge", engine.url, {}, 1.0)
+            engine.say('{"why": "", "hint": "Answer in metric units.", "verdict": 1}')
+            args = make_args(
+                path, hf_checkpoint=str(model), teacher_url=engine.url,
+                custom_rm_path="openclaw_rl.rewards.hindsight",
+            )  # fmt: skip
+            opened = lambda *values, **more: Watched(open_journal(*values, **more))  # noqa: E731
+            monkeypatch.setattr(Journal, "open", opened)
+            running = asyncio.create_task(worker_module.run_judge(args))
+            await asyncio.to_thread(until, lambda: journal.fates().ready == 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+    assert on_the_loop == set()
 
 
 async def test_log_lines_hold_numbers_only(

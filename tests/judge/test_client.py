@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.kinds import connections, open_engine
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
-from openclaw_rl.judge.llm import ChatLLM, EngineLLM, is_overflow
+from openclaw_rl.judge.client import EngineClient, OpenAIClient, is_overflow
 from openclaw_rl.judge.votes import VERDICT_SCHEMA
 from tests.fakes.engine import FakeEngine, Fault
 from tests.fakes.model import tiny_tokenizer
@@ -27,12 +26,12 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 @pytest.fixture
 async def http():
-    async with aiohttp.ClientSession() as session:
+    async with connections() as session:
         yield session
 
 
-def llm_of(url, http, chat, **options):
-    return EngineLLM(open_engine("sglang", url, http, **options), chat)
+def client_of(url, http, chat, **options):
+    return EngineClient(open_engine("sglang", url, http, **options), chat)
 
 
 async def ask(llm, max_tokens=64):
@@ -44,7 +43,7 @@ async def ask(llm, max_tokens=64):
 async def test_engine_completion_under_a_schema(chat, http) -> None:
     async with FakeEngine(tokenizer=chat) as engine:
         engine.say('{"why": "x", "verdict": 1}')
-        llm = llm_of(engine.url, http, chat)
+        llm = client_of(engine.url, http, chat)
         completion = await ask(llm)
         assert (completion.text, completion.finished) == ('{"why": "x", "verdict": 1}', True)
         assert not completion.in_reasoning
@@ -58,7 +57,7 @@ async def test_engine_completion_under_a_schema(chat, http) -> None:
 async def test_engine_without_schemas_is_asked_without(chat, http) -> None:
     async with FakeEngine(tokenizer=chat) as engine:
         engine.faults.append(Fault(status=400, message="json_schema is not supported"))
-        llm = llm_of(engine.url, http, chat)
+        llm = client_of(engine.url, http, chat)
         for _ in range(2):
             engine.say("verdict: 1")
             assert (await ask(llm)).text == "verdict: 1"
@@ -68,7 +67,7 @@ async def test_engine_without_schemas_is_asked_without(chat, http) -> None:
 async def test_engine_completion_cut_off(chat, http) -> None:
     async with FakeEngine(tokenizer=chat) as engine:
         engine.say("verdict: 1 and much more text")
-        completion = await ask(llm_of(engine.url, http, chat), max_tokens=3)
+        completion = await ask(client_of(engine.url, http, chat), max_tokens=3)
         assert not completion.finished
 
 
@@ -77,7 +76,7 @@ async def test_a_prompt_that_ends_in_reasoning_is_known(tmp_path: Path, http) ->
     chat = ChatTokenizer.load(tiny_tokenizer(tmp_path, template=template))
     async with FakeEngine(tokenizer=chat) as engine:
         engine.say("hm</think>verdict: 1")
-        completion = await ask(llm_of(engine.url, http, chat))
+        completion = await ask(client_of(engine.url, http, chat))
         assert completion.in_reasoning
         assert "json_schema" not in engine.requests[0].sampling
 
@@ -89,22 +88,22 @@ async def test_a_template_without_a_system_role(tmp_path: Path, http) -> None:
     )
     chat = ChatTokenizer.load(tiny_tokenizer(tmp_path, template=template))
     async with FakeEngine(tokenizer=chat) as engine:
-        await ask(llm_of(engine.url, http, chat))
+        await ask(client_of(engine.url, http, chat))
         assert engine.requests[0].ids == chat.encode("[user] Judge.\n\ndata")
 
 
 async def test_engine_overflow_and_absence(chat, http) -> None:
     async with FakeEngine(tokenizer=chat, context_length=20) as engine:
         with pytest.raises(EngineRefused) as error:
-            await ask(llm_of(engine.url, http, chat))
+            await ask(client_of(engine.url, http, chat))
         assert is_overflow(error.value)
     with pytest.raises(EngineUnavailable):
-        await ask(llm_of(lambda: None, http, chat, wait_seconds=0.0))
+        await ask(client_of(lambda: None, http, chat, wait_seconds=0.0))
 
 
-async def test_openai_completion(http) -> None:
+async def test_openai_completion() -> None:
     async with FakeChat() as fake:
-        llm = ChatLLM(fake.url, http, model="m", api_key="k")
+        llm = OpenAIClient(fake.url, model="m", api_key="k")
         assert (await ask(llm)).text == fake.default
         body = fake.bodies[0]
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.3, 64)
@@ -113,14 +112,14 @@ async def test_openai_completion(http) -> None:
         assert await llm.count(MESSAGES) is None
 
 
-async def test_openai_address_forms(http) -> None:
+async def test_openai_address_forms() -> None:
     async with FakeChat() as fake:
         host = fake.url.removesuffix("/v1")
         for url in (host, f"{host}/", f"{host}/v1/", f"{host}/v1/chat/completions"):
-            assert (await ask(ChatLLM(url, http))).finished
+            assert (await ask(OpenAIClient(url))).finished
 
 
-async def test_openai_gives_up_what_the_endpoint_does_not_take(http) -> None:
+async def test_openai_gives_up_what_the_endpoint_does_not_take() -> None:
     def refuse(body):
         if "max_tokens" in body:
             return "use max_completion_tokens instead"
@@ -130,16 +129,16 @@ async def test_openai_gives_up_what_the_endpoint_does_not_take(http) -> None:
 
     async with FakeChat() as fake:
         fake.refuse = refuse
-        llm = ChatLLM(fake.url, http)
+        llm = OpenAIClient(fake.url)
         await ask(llm)
         await ask(llm)
         assert len(fake.bodies) == 5
         assert fake.bodies[-1].keys() == {"messages", "max_completion_tokens"}
 
 
-async def test_openai_reasoning_and_cut_off(http) -> None:
+async def test_openai_reasoning_and_cut_off() -> None:
     async with FakeChat() as fake:
-        llm = ChatLLM(fake.url, http)
+        llm = OpenAIClient(fake.url)
         reasoning = {"content": None, "reasoning_content": "verdict: 1"}
         fake.answers.append({"message": reasoning, "finish_reason": "stop"})
         assert (await ask(llm)).text == ""
@@ -148,25 +147,25 @@ async def test_openai_reasoning_and_cut_off(http) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_case_27_openai_away(http, status: int) -> None:
+async def test_case_27_openai_away(status: int) -> None:
     async with FakeChat() as fake:
         fake.default = status
         with pytest.raises(EngineUnavailable):
-            await ask(ChatLLM(fake.url, http))
+            await ask(OpenAIClient(fake.url))
         url = fake.url
     with pytest.raises(EngineUnavailable):
-        await ask(ChatLLM(url, http))
+        await ask(OpenAIClient(url))
 
 
-async def test_openai_refusals(http) -> None:
+async def test_openai_refusals() -> None:
     async with FakeChat() as fake:
         fake.default = 401
         with pytest.raises(EngineRefused) as error:
-            await ask(ChatLLM(fake.url, http))
+            await ask(OpenAIClient(fake.url))
         assert error.value.status == 401
         assert not is_overflow(error.value)
         fake.refuse = lambda body: "This model's maximum context length is 10 tokens. SECRET"
         with pytest.raises(EngineRefused) as error:
-            await ask(ChatLLM(fake.url, http))
+            await ask(OpenAIClient(fake.url))
         assert is_overflow(error.value)
         assert "SECRET" not in str(error.value)

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from openclaw_rl.judge.outcome import BadReward, Outcome, read_outcome
+from openclaw_rl.judge.reward import BadReward, read_reward
+from openclaw_rl.types import Verdict
 
 
 class Number:
@@ -15,36 +16,34 @@ class Number:
 
 
 def test_numbers() -> None:
-    assert read_outcome(1, 3) == Outcome(score=1.0)
-    assert read_outcome(None, 3) == Outcome(score=None)
-    assert read_outcome(Number(), 3).score == 0.25
+    assert read_reward(1, 3) == Verdict(score=1.0)
+    assert read_reward(None, 3) == Verdict(score=None)
+    assert read_reward(Number(), 3).score == 0.25
 
 
 def test_dicts() -> None:
-    outcome = read_outcome({"score": -1, "hint": " x "}, 3)
-    assert (outcome.score, outcome.hint, outcome.asked_teacher) == (-1.0, "x", False)
-    outcome = read_outcome({"teacher_log_probs": [-1, None, float("-inf")]}, 3)
-    assert outcome.score is None
-    assert outcome.asked_teacher
-    assert outcome.teacher_log_probs is not None
-    assert outcome.teacher_log_probs[0] == -1.0
-    assert all(math.isnan(value) for value in outcome.teacher_log_probs[1:])
+    verdict = read_reward({"score": -1, "hint": " x "}, 3)
+    assert (verdict.score, verdict.hint) == (-1.0, "x")
+    verdict = read_reward({"teacher_log_probs": [-1, None, float("-inf")]}, 3)
+    assert verdict.score is None
+    assert verdict.teacher_log_probs is not None
+    assert verdict.teacher_log_probs[0] == -1.0
+    assert all(math.isnan(value) for value in verdict.teacher_log_probs[1:])
 
 
 def test_candidates_of_a_custom_teacher() -> None:
     given = {"ids": [[4, 5]] * 3, "log_probs": [[-0.5, None]] * 3}
-    outcome = read_outcome({"teacher_topk": given}, 3)
-    assert outcome.asked_teacher
-    assert outcome.teacher_topk is not None
-    assert outcome.teacher_topk.ids == [[4, -1]] * 3
+    verdict = read_reward({"teacher_topk": given}, 3)
+    assert verdict.teacher_topk is not None
+    assert verdict.teacher_topk.ids == [[4, -1]] * 3
     nothing = {"ids": [[-1]] * 3, "log_probs": [[None]] * 3}
-    assert read_outcome({"teacher_topk": nothing}, 3).teacher_topk is None
+    assert read_reward({"teacher_topk": nothing}, 3).teacher_topk is None
 
 
 def test_reward_key_is_respected() -> None:
-    assert read_outcome({"score": 1.0, "mine": -1.0}, 1, "mine").score == -1.0
-    assert read_outcome({"score": 1.0}, 1, "mine").score == 1.0
-    assert read_outcome(0.5, 1, "mine").score == 0.5
+    assert read_reward({"score": 1.0, "mine": -1.0}, 1, "mine").score == -1.0
+    assert read_reward({"score": 1.0}, 1, "mine").score == 1.0
+    assert read_reward(0.5, 1, "mine").score == 0.5
 
 
 @pytest.mark.parametrize(
@@ -69,5 +68,5 @@ def test_reward_key_is_respected() -> None:
 )
 def test_case_34_unusable_rewards(result: object, reason: str) -> None:
     with pytest.raises(BadReward) as error:
-        read_outcome(result, 3)
+        read_reward(result, 3)
     assert error.value.reason == reason

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.choice import (
-    Opinion,
+from openclaw_rl.engine.types import Scores
+from openclaw_rl.judge.teacher import (
     choose_hints,
-    lesson_of,
     overlaps,
     teacher_list,
+    values_over_top_k,
 )
 from openclaw_rl.types import TopK
 
@@ -71,8 +71,12 @@ def test_no_other_choice_overlaps_more(scores: list[list[int]]) -> None:
 
 
 # Two tokens, 7 and 8 sampled. The teacher knows 7 without listing it.
+def learn(scored, policy=None, **options):
+    return values_over_top_k(scored, policy, [7, 8], **({"k": 2, "choice": "sequence"} | options))
+
+
 POLICY = student([7, 1, 2], [8, 3, 4])
-OPINION = Opinion("h", [-2.5, -0.08], [listed(1, 5, 6, 2), listed(8, 9, 4)])
+SCORES = Scores([-2.5, -0.08], [listed(1, 5, 6, 2), listed(8, 9, 4)])
 
 
 @pytest.mark.parametrize(
@@ -84,52 +88,52 @@ OPINION = Opinion("h", [-2.5, -0.08], [listed(1, 5, 6, 2), listed(8, 9, 4)])
     ],
 )
 def test_whose_candidates(subset, expected, unknown) -> None:
-    lesson = lesson_of([OPINION], POLICY, [7, 8], k=2, subset=subset, choice="sequence")
-    assert lesson is not None
-    assert plain(lesson.topk) == expected
-    assert lesson.topk.width == 2
-    assert (lesson.hint, lesson.log_probs, lesson.unknown) == ("h", [-2.5, -0.08], unknown)
+    values = learn({"h": SCORES}, POLICY, subset=subset)
+    assert values is not None
+    assert plain(values.topk) == expected
+    assert values.topk.width == 2
+    assert (values.hint, values.log_probs, values.unknown) == ("h", [-2.5, -0.08], unknown)
 
 
 def test_a_longer_list_of_the_teachers_names_more_of_the_policys() -> None:
-    lesson = lesson_of([OPINION], POLICY, [7, 8], k=3, subset="student", choice="sequence")
-    assert plain(lesson.topk) == [[(7, -2.5), (1, -0.01), (2, -0.02)], [(8, -0.08), (4, -0.04)]]
-    assert lesson.unknown == 1  # 3, which stands where it stood, as none
+    values = learn({"h": SCORES}, POLICY, k=3, subset="student", choice="sequence")
+    assert plain(values.topk) == [[(7, -2.5), (1, -0.01), (2, -0.02)], [(8, -0.08), (4, -0.04)]]
+    assert values.unknown == 1  # 3, which stands where it stood, as none
 
 
 def test_values_come_from_the_chosen_hint_of_each_token() -> None:
-    one = Opinion("one", [-0.1, -0.2], [[(-0.1, 7), (-1, 1)], [(-0.2, 9), (-1, 10)]])
-    two = Opinion("two", [-0.3, -0.4], [[(-0.3, 5), (-1, 6)], [(-0.4, 8), (-1, 3)]])
-    both = [one, two]
-    lesson = lesson_of(both, POLICY, [7, 8], k=2, subset="student", choice="token")
-    assert plain(lesson.topk) == [[(7, -0.1), (1, -1)], [(8, -0.4), (3, -1)]]
-    assert (lesson.hint, lesson.log_probs) == ("one", [-0.1, -0.4])
-    lesson = lesson_of(both, POLICY, [7, 8], k=2, subset="student", choice="sequence")
-    assert (lesson.hint, lesson.log_probs) == ("one", [-0.1, -0.2])
-    lesson = lesson_of(both[::-1], POLICY, [7, 8], k=2, subset="student", choice="sequence")
-    assert lesson.hint == "two"
+    one = Scores([-0.1, -0.2], [[(-0.1, 7), (-1, 1)], [(-0.2, 9), (-1, 10)]])
+    two = Scores([-0.3, -0.4], [[(-0.3, 5), (-1, 6)], [(-0.4, 8), (-1, 3)]])
+    both = {"one": one, "two": two}
+    values = learn(both, POLICY, subset="student", choice="token")
+    assert plain(values.topk) == [[(7, -0.1), (1, -1)], [(8, -0.4), (3, -1)]]
+    assert (values.hint, values.log_probs) == ("one", [-0.1, -0.4])
+    values = learn(both, POLICY, subset="student")
+    assert (values.hint, values.log_probs) == ("one", [-0.1, -0.2])
+    values = learn({"two": two, "one": one}, POLICY, subset="student", choice="sequence")
+    assert values.hint == "two"
 
 
 def test_a_hint_without_lists_is_no_choice() -> None:
-    blind = Opinion("blind", [-0.1, -0.1])
-    lesson = lesson_of([blind, OPINION], POLICY, [7, 8], k=2, subset="student", choice="token")
-    assert (lesson.hint, lesson.log_probs) == ("h", [-2.5, -0.08])
-    assert lesson_of([blind], POLICY, [7, 8], k=2, subset="student", choice="token") is None
+    blind = Scores([-0.1, -0.1])
+    values = learn({"blind": blind, "h": SCORES}, POLICY, subset="student", choice="token")
+    assert (values.hint, values.log_probs) == ("h", [-2.5, -0.08])
+    assert learn({"blind": blind}, POLICY, subset="student", choice="token") is None
 
 
 @pytest.mark.parametrize("subset", ["student", "overlap"])
-def test_without_the_policys_candidates_there_is_no_lesson_over_them(subset) -> None:
-    assert lesson_of([OPINION], None, [7, 8], k=2, subset=subset, choice="sequence") is None
+def test_without_the_policys_candidates_there_are_no_values_over_them(subset) -> None:
+    assert learn({"h": SCORES}, subset=subset) is None
 
 
 def test_the_teachers_own_need_none_of_the_policys() -> None:
-    other = Opinion("other", [-1.0, -1.0], [listed(7, 1), listed(8, 3)])
-    lesson = lesson_of([OPINION, other], None, [7, 8], k=2, subset="teacher", choice="token")
-    assert (lesson.hint, lesson.unknown) == ("h", 0)
-    assert plain(lesson.topk)[0] == [(1, -0.01), (5, -0.05)]
+    other = Scores([-1.0, -1.0], [listed(7, 1), listed(8, 3)])
+    values = learn({"h": SCORES, "other": other}, None, subset="teacher", choice="token")
+    assert (values.hint, values.unknown) == ("h", 0)
+    assert plain(values.topk)[0] == [(1, -0.01), (5, -0.05)]
 
 
 def test_a_token_without_a_list_has_no_candidates() -> None:
-    opinion = Opinion("h", [-1.0, -1.0], [[], listed(8)])
-    lesson = lesson_of([opinion], POLICY, [7, 8], k=2, subset="teacher", choice="sequence")
-    assert plain(lesson.topk) == [[], [(8, -0.08)]]
+    scores = Scores([-1.0, -1.0], [[], listed(8)])
+    values = learn({"h": scores}, POLICY, subset="teacher")
+    assert plain(values.topk) == [[], [(8, -0.08)]]
