@@ -8,7 +8,6 @@ none of these is an error that names file and line; no message quotes the text.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from openclaw_rl.openclaw import sessions
 from openclaw_rl.types import Message
 from openclaw_rl.wire.chat import parse_messages
 from openclaw_rl.wire.errors import WireError
+from openclaw_rl.wire.request import read_json
 
 _NAMES = ("*.jsonl", "*.jsonl.reset.*", "*.jsonl.deleted.*", sessions.DATABASE)
 
@@ -125,21 +125,13 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, _loads(line)
+            yield number, read_json(line)
         except (ValueError, RecursionError) as error:
             if number == len(lines) and number > 1:
                 return  # without its line break: still being written, or torn by a crash
             deep = isinstance(error, RecursionError)
             what = getattr(error, "msg", "nested too deeply" if deep else "a number too long")
             raise ReplayError(f"{path}:{number}: is no JSON: {what}") from None
-
-
-def _loads(text: str) -> Any:
-    value = json.loads(text)
-    if "\\ud" in text.lower():  # half a character (JavaScript cuts texts so): a mark in its place
-        text = json.dumps(value, ensure_ascii=False)
-        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-    return value
 
 
 def _conversation(where: str, line: Any) -> Conversation:
@@ -208,7 +200,7 @@ def _database(path: Path) -> Iterator[Conversation]:
             yield Conversation(where, (), left_out={"compressed_session": 1})
             continue
         try:
-            entries = [_loads(event) for event in events]
+            entries = [read_json(event) for event in events]
         except (AttributeError, TypeError, ValueError, RecursionError):
             raise ReplayError(f"{where}: an event is no JSON") from None
         yield from _session(entries, where)

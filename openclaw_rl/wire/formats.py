@@ -1,73 +1,24 @@
 """Which model writes its replies how: the one place that knows.
 
-A `ReplyFormat` makes the parser of a reply. `choose_format` does what `--reply-format` says, or
+`choose_format` does what `--reply-format` says, or
 reads it off the chat template and the special tokens, then off the model's name.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.wire import calls
 from openclaw_rl.wire.calls import Found, Tools
-from openclaw_rl.wire.reply import Marks, ReplyParser, Section, Syntax, begins, new_call_id
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyFormat:
-    """`marks` must stay visible although the tokenizer may call them special; of these, `inner`
-    stand between two messages of one reply and do not end it."""
-
-    name: str
-    syntax: Syntax
-    marks: frozenset[str]
-    inner: frozenset[str] = frozenset()
-
-    def parser(
-        self,
-        tools: Sequence[Mapping[str, Any]] | None,
-        *,
-        in_reasoning: bool = False,
-        new_id: Callable[[], str] = new_call_id,
-    ) -> ReplyParser:
-        """A reader of one reply. `tools`: those of the request; none: calls are text.
-        `in_reasoning`: the prompt already opened `<think>`."""
-        offered = calls.schemas(tools) if tools else None
-        return ReplyParser(self.syntax, offered, in_reasoning=in_reasoning, new_id=new_id)
-
-    def message(
-        self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, in_reasoning: bool = False
-    ) -> dict[str, Any]:
-        """The assistant message of a whole reply."""
-        parser = self.parser(tools, in_reasoning=in_reasoning)
-        parser.feed(text)
-        parser.finish()
-        return parser.message()
-
-    def meaning(
-        self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, in_reasoning: bool = False
-    ) -> Any:
-        """A value that is equal for texts that mean the same reply: white space around its parts
-        and the writing of arguments do not count."""
-        message = self.message(text, tools, in_reasoning=in_reasoning)
-        called = [call["function"] for call in message.get("tool_calls", ())]
-        return (
-            message.get("reasoning_content", "").strip(),
-            (message["content"] or "").strip(),
-            [(call["name"], json.dumps(json.loads(call["arguments"]), sort_keys=True))
-             for call in called],
-        )  # fmt: skip
-
+from openclaw_rl.wire.reply import Marks, Section, begins
+from openclaw_rl.wire.reply import ReplyFormat as ReplyFormat
 
 # -- the table -----------------------------------------------------------------------------------
 
 
-def _one(opening: str, close: str, read: calls.Read, *words: str) -> dict[str, Section]:
+def _section(opening: str, close: str, read: calls.Read, *words: str) -> dict[str, Section]:
     """A section that begins with one of `words`."""
     return {opening: Section(Marks(close), read, lambda body: begins(body, *words))}
 
@@ -86,11 +37,18 @@ def _fits_llama(body: str) -> bool | None:
     return begins(text[1:], '"name"', '"type"', '"function"', '"parameters"', '"arguments"')
 
 
-HERMES = Syntax(_one("<tool_call>", "</tool_call>", calls.read_json, "{", "["))
-QWEN3_CODER = Syntax(_one("<tool_call>", "</tool_call>", calls.read_coder, "<function=", "{"))
-GLM = Syntax({"<tool_call>": Section(Marks("</tool_call>"), calls.read_glm, _fits_glm)})
-KIMI = Syntax(
-    _one(
+HERMES = ReplyFormat("hermes", _section("<tool_call>", "</tool_call>", calls.read_json, "{", "["))
+QWEN3_CODER = ReplyFormat(
+    "qwen3-coder", _section("<tool_call>", "</tool_call>", calls.read_coder, "<function=", "{")
+)
+GLM = ReplyFormat(
+    "glm",
+    {"<tool_call>": Section(Marks("</tool_call>"), calls.read_glm, _fits_glm)},
+    within=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+KIMI = ReplyFormat(
+    "kimi",
+    _section(
         "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
         # Its template writes the id back, so the model's own has to come back from the client.
         calls.rows(
@@ -99,22 +57,27 @@ KIMI = Syntax(
             r"<\|tool_call_argument_begin\|>(?P<arguments>.*?)<\|tool_call_end\|>\s*"
         ),
         "<|tool_call_begin|>",
-    )
+    ),
+    within=("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
 )  # fmt: skip
 _DEEPSEEK_JSON = calls.rows(  # V3 and R1 fence their JSON, V3.1 does not
     r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^\n<]+)"
     r"(?:\n```json\n|<｜tool▁sep｜>)(?P<arguments>.*?)(?:\n```)?<｜tool▁call▁end｜>\s*"
 )
-DEEPSEEK = Syntax(
+DEEPSEEK = ReplyFormat(
+    "deepseek",
     {
-        **_one("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _DEEPSEEK_JSON,
-               "<｜tool▁call▁begin｜>"),
-        **_one("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", calls.read_dsml,
-               "<｜DSML｜invoke"),
-        **_one("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", calls.read_dsml, "<｜DSML｜invoke"),
-    }
+        **_section("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _DEEPSEEK_JSON,
+                   "<｜tool▁call▁begin｜>"),
+        **_section("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", calls.read_dsml,
+                   "<｜DSML｜invoke"),
+        **_section("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", calls.read_dsml,
+                   "<｜DSML｜invoke"),
+    },
+    within=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "｜DSML｜"),
 )  # fmt: skip
-LLAMA3 = Syntax(
+LLAMA3 = ReplyFormat(
+    "llama3",
     {
         "<|python_tag|>": Section(Marks(), calls.read_llama),
         "<function=": Section(
@@ -155,37 +118,21 @@ def _read_harmony_call(head: str, body: str, tools: Tools) -> Found:
 
 _HARMONY_CALL = Section(Marks(*_ENDS, before=_HEADS), _read_harmony_call, whole=True)
 _HARMONY_HEAD = Section(Marks("<|message|>"), _read_head, _fits_head)
-HARMONY = Syntax(
+HARMONY = ReplyFormat(
+    "gpt-oss",
     dict.fromkeys(_HEADS, _HARMONY_HEAD),
     bare=Section(
-        Marks("<|message|>"), _read_head,
-        lambda body: begins(body, "to=") and _fits_head(body),
+        Marks("<|message|>"), _read_head, lambda body: begins(body, "to=") and _fits_head(body)
     ),
     think=None,
     ends=_ENDS,
-)  # fmt: skip
-
-
-def _format(name: str, syntax: Syntax, *more: str, inner: tuple[str, ...] = ()) -> ReplyFormat:
-    marks = {*syntax.in_text.all, *syntax.in_reasoning.all, *(syntax.think or ()), *more}
-    marks |= {mark for section in syntax.sections.values() for mark in section.close.all}
-    return ReplyFormat(name, syntax, frozenset(marks), frozenset(inner))
-
+    inner=("<|end|>",),
+    within=("<|constrain|>",),
+)
 
 FORMATS: Mapping[str, ReplyFormat] = {
-    one.name: one
-    for one in (
-        _format("hermes", HERMES),
-        _format("qwen3-coder", QWEN3_CODER),
-        _format("glm", GLM, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        _format("kimi", KIMI, "<|tool_call_begin|>", "<|tool_call_end|>",
-                "<|tool_call_argument_begin|>"),
-        _format("deepseek", DEEPSEEK, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
-                "<｜tool▁sep｜>", "｜DSML｜"),
-        _format("llama3", LLAMA3),
-        _format("gpt-oss", HARMONY, "<|constrain|>", inner=("<|end|>",)),
-    )
-}  # fmt: skip
+    form.name: form for form in (HERMES, QWEN3_CODER, GLM, KIMI, DEEPSEEK, LLAMA3, HARMONY)
+}
 
 _SIGNS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     # format, what its template (or, where True, its special tokens) holds; the first that fits

@@ -10,14 +10,15 @@ after reasoning, the newlines between text and a call, white space behind a call
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from openclaw_rl.wire.calls import Call, Found, Read, Tools
+from openclaw_rl.wire.calls import Call, Found, Read, Tools, schemas
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -112,15 +113,19 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Syntax:
+class ReplyFormat:
     """How a family writes. `sections`: what opens one, and what it is. `bare`: a section without
     an opening mark, with which a message may begin. `think`: what stands around reasoning at the
-    beginning of the reply. `ends`: what ends a message, of which such a reply may have several."""
+    beginning of the reply. `ends`: what ends a message, of which such a reply may have several;
+    of these, `inner` do not end the reply. `within`: marks inside sections."""
 
+    name: str
     sections: Mapping[str, Section]
     bare: Section | None = None
     think: tuple[str, str] | None = (THINK, END_THINK)
     ends: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
 
     @cached_property
     def in_text(self) -> Marks:
@@ -133,6 +138,42 @@ class Syntax:
         if self.think is not None:
             return Marks(self.think[1])
         return Marks(*self.ends, before=self.sections)
+
+    @cached_property
+    def marks(self) -> frozenset[str]:
+        """All marks: they must stay visible although the tokenizer may call them special."""
+        closing = (mark for section in self.sections.values() for mark in section.close.all)
+        return frozenset((*self.in_text.all, *(self.think or ()), *self.within, *closing))
+
+    def parser(
+        self,
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        in_reasoning: bool = False,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> ReplyParser:
+        """A reader of one reply. `tools`: those of the request; none: calls are text.
+        `in_reasoning`: the prompt already opened the reasoning. Ids of calls come from `new_id`
+        where the model writes none."""
+        offered = schemas(tools) if tools else None
+        return ReplyParser(self, offered, in_reasoning=in_reasoning, new_id=new_id)
+
+    def message(
+        self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, in_reasoning: bool = False
+    ) -> dict[str, Any]:
+        """The assistant message of a whole reply."""
+        parser = self.parser(tools, in_reasoning=in_reasoning)
+        return message_of([*parser.feed(text), *parser.finish()])
+
+    def meaning(
+        self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, in_reasoning: bool = False
+    ) -> Any:
+        """A value that is equal for texts that mean the same reply: white space around its parts
+        and the writing of arguments do not count."""
+        message = self.message(text, tools, in_reasoning=in_reasoning)
+        texts = [(message.get(key) or "").strip() for key in ("reasoning_content", "content")]
+        called = [call["function"] for call in message.get("tool_calls", ())]
+        return texts, [(call["name"], json.loads(call["arguments"])) for call in called]
 
 
 def begins(body: str, *words: str) -> bool | None:
@@ -149,27 +190,25 @@ _NOTHING = Marks()
 
 
 class ReplyParser:
-    """Reads one reply. `tools`: the tools that may be called (None: calls are text);
-    `in_reasoning`: the prompt already opened the reasoning. Ids come from `new_id` where the model
-    writes none."""
+    """Reads one reply; see `ReplyFormat.parser`."""
 
     def __init__(
         self,
-        syntax: Syntax,
+        form: ReplyFormat,
         tools: Tools | None,
         *,
-        in_reasoning: bool = False,
-        new_id: Callable[[], str] = new_call_id,
+        in_reasoning: bool,
+        new_id: Callable[[], str],
     ) -> None:
-        self._syntax = syntax
+        self._form = form
         self._tools = tools
         self._new_id = new_id
-        read = tools is not None or bool(syntax.ends)
-        self._marks = syntax.in_text if read else _NOTHING
-        self._bare = syntax.bare if read else None
+        read = tools is not None or bool(form.ends)
+        self._marks = form.in_text if read else _NOTHING
+        self._bare = form.bare if read else None
         self._at_begin = True  # nothing of this message was read: a bare section may follow
         # Each step reads on in `_buf` and returns whether another one may follow.
-        self._step: Callable[[bool], bool] = self._start if syntax.think else self._text
+        self._step: Callable[[bool], bool] = self._start if form.think else self._text
         self._in_reasoning = in_reasoning
         self._events: list[ReplyEvent] = []  # not yet taken
         self._shown: list[ReplyEvent] = []
@@ -225,8 +264,8 @@ class ReplyParser:
 
     def _start(self, final: bool) -> bool:
         """Before the first visible character: does the reply (again) open its reasoning?"""
-        assert self._syntax.think is not None
-        mark = self._syntax.think[0]
+        assert self._form.think is not None
+        mark = self._form.think[0]
         text = self._buf.lstrip()
         if text.startswith(mark):
             self._buf = text[len(mark) :]
@@ -237,7 +276,7 @@ class ReplyParser:
         return True
 
     def _reasoning(self, final: bool) -> bool:
-        marks = self._syntax.in_reasoning
+        marks = self._form.in_reasoning
         match = marks.search(self._buf)
         if match is None:
             self._show("reasoning", self._cut(0 if final else marks.held(self._buf)))
@@ -265,8 +304,8 @@ class ReplyParser:
             return False
         self._show("content", self._buf[: match.start()])
         self._buf = self._buf[match.end() :]
-        if match[0] in self._syntax.sections:
-            return self._open(self._syntax.sections[match[0]], match[0])
+        if match[0] in self._form.sections:
+            return self._open(self._form.sections[match[0]], match[0])
         self._release_space()
         self._trim = self._at_begin = True
         return True

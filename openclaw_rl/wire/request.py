@@ -142,9 +142,7 @@ class Body(Field):
 def read_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`, its texts whole Unicode; `WireError` 400 for anything else."""
     try:
-        data: Any = json.loads(raw.decode("utf-8-sig"))
-        if b"\\ud" in raw or b"\\uD" in raw:
-            data = _whole_characters(data)
+        data = read_json(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise invalid(None, "the body is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -160,14 +158,13 @@ def read_object(raw: bytes) -> dict[str, Any]:
     return data
 
 
-def _whole_characters(value: Any) -> Any:
-    """JavaScript clients cut texts in the middle of a character; half of one has no UTF-8."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_whole_characters(item) for item in value]
-    if isinstance(value, dict):
-        return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
+def read_json(text: str) -> Any:
+    """The value of a JSON text. JavaScript programs cut texts in the middle of a character: half of
+    one has no UTF-8, and becomes U+FFFD. Raises `ValueError` or `RecursionError`."""
+    value = json.loads(text)
+    if "\\ud" in text or "\\uD" in text:
+        text = json.dumps(value, ensure_ascii=False)
+        value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     return value
 
 

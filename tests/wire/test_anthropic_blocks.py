@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from openclaw_rl.wire.anthropic import messages_reply, parse_messages_request
 from openclaw_rl.wire.dialect import Ending, Head, Usage
 from openclaw_rl.wire.formats import HERMES
-from openclaw_rl.wire.reply import ReplyParser
 
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 ASK = {"role": "user", "content": "go"}
 PIECES = st.sampled_from(
     [
@@ -37,7 +37,7 @@ def served(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     request = parse_messages_request(
         json.dumps({"model": "m", "max_tokens": 9, "messages": [ASK]}).encode()
     )
-    parser = ReplyParser(HERMES, {"f": {}, "g": {}})
+    parser = HERMES.parser(TOOLS)
     events = parser.feed(text) + parser.finish()
     body = messages_reply(Head("t1", "m", 0, request), events, Ending("stop", Usage(1, 1)))
     return parser.message(), body

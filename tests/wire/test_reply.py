@@ -8,16 +8,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.wire.formats import FORMATS, HERMES
-from openclaw_rl.wire.reply import ReplyParser, new_call_id
+from openclaw_rl.wire.reply import new_call_id
 
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command":  "echo x"}}\n</tool_call>'
 
 
 def read(pieces, *, tools=True, in_reasoning=False):
     counter = itertools.count()
-    parser = ReplyParser(
-        HERMES,
-        {} if tools else None,
+    parser = HERMES.parser(
+        TOOLS if tools else None,
         in_reasoning=in_reasoning,
         new_id=lambda: f"call{next(counter)}",
     )
@@ -91,7 +91,7 @@ def test_case_01_two_calls_and_the_text_before_them():
 
 
 def test_a_call_is_shown_when_it_closes_not_before():
-    parser = ReplyParser(HERMES, {})
+    parser = HERMES.parser(TOOLS)
     assert parser.feed(CALL[:-1]) == []
     assert [e.kind for e in parser.feed(">")] == ["tool_call"]
 
@@ -197,13 +197,13 @@ def test_case_21_reasoning_that_never_closes_and_compact_arguments():
 
 
 def test_text_that_resembles_a_tag_is_released_at_once():
-    parser = ReplyParser(HERMES, {})
+    parser = HERMES.parser(TOOLS)
     shown = [[e.text for e in parser.feed(piece)] for piece in ["a <", " b", " <tool", "s", "<t"]]
     assert shown == [["a"], [" < b"], [], [" <tools"], []]
     assert [e.text for e in parser.finish()] == ["<t"]
-    parser = ReplyParser(HERMES, {})
+    parser = HERMES.parser(TOOLS)
     assert [[e.text for e in parser.feed(p)] for p in ["<thin", "g"]] == [[], ["<thing"]]
-    parser = ReplyParser(HERMES, {})
+    parser = HERMES.parser(TOOLS)
     assert [[e.text for e in parser.feed(p)] for p in ["<tool_call>", " no"]] == [
         [],
         ["<tool_call> no"],

@@ -11,7 +11,9 @@ from openclaw_rl.wire.chat import ChatStream, chat_completion, parse_chat_reques
 from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage
 from openclaw_rl.wire.errors import unavailable
 from openclaw_rl.wire.formats import HERMES
-from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
+from openclaw_rl.wire.reply import ReplyEvent
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
 
 def head(**options) -> Head:
@@ -27,7 +29,7 @@ def chunks(raw: bytes) -> list[dict]:
 
 
 def test_case_01_each_call_is_one_complete_chunk():
-    parser = ReplyParser(HERMES, {})
+    parser = HERMES.parser(TOOLS)
     stream = ChatStream(head())
     reply = (
         'Two.\n<tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call>\n'
