@@ -29,9 +29,9 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.processes import Meter, free_port, process
+from openclaw_rl.config import Config, DataConfig, EngineConfig, GatewayConfig, ModelConfig
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.gateway.app import run
-from openclaw_rl.gateway.settings import GatewaySettings
 from tests.fakes.model import tiny_tokenizer
 
 SYSTEM = "You are a careful assistant. " * 60
@@ -322,16 +322,18 @@ def show(rows: list[Row]) -> None:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    settings = GatewaySettings(
-        model_path=options.model,
-        served_name="bench",
-        journal_path=Path(options.folder) / f"journal-{options.serve}.db",
-        port=options.serve,
-        engine_url=options.engine,
-        context_length=1 << 20,
-        max_inflight=4096,  # where it cannot keep up, the table shall say so, not stop
+    config = Config(
+        model=ModelConfig(path=options.model, served_name="bench"),
+        data=DataConfig(path=f"{options.folder}/journal-{options.serve}"),
+        gateway=GatewayConfig(
+            port=options.serve,
+            context_length=1 << 20,
+            max_inflight=4096,  # where it cannot keep up, the table shall say so, not stop
+        ),
+        engine=EngineConfig(url=options.engine),
     )
-    await run(settings, on_ready=lambda url: print(url, flush=True))
+    config.journal_path.parent.mkdir()
+    await run(config, on_ready=lambda url: print(url, flush=True))
 
 
 def main() -> None:

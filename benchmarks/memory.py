@@ -114,10 +114,10 @@ def markdown(rows: list[tuple[str, str, float]]) -> str:
 def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> str:
     """Peak memory of one training step on the GPU, engine cache not included."""
     import tempfile
-    from argparse import Namespace
 
     import torch
 
+    from openclaw_rl.config import Config, TrainConfig, hook_args
     from openclaw_rl.hooks import Sample
     from openclaw_rl.local import data as d
     from openclaw_rl.local.learner import Learner
@@ -127,9 +127,14 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
 
     loaded = LoadedModel.load(folder, device="cuda", dtype="bfloat16", lora=LoraSpec(rank=rank))
     with tempfile.TemporaryDirectory() as place:
-        args = Namespace(save=place, max_tokens_per_gpu=micro, loss_chunk_tokens=chunk)
-        args = complete(args, on_gpu=True)
-        args.max_logprob_diff = args.max_grad_norm_skip = float("inf")  # made-up tokens
+        train = TrainConfig(
+            save=place,
+            max_tokens_per_gpu=micro,
+            loss_chunk_tokens=chunk,
+            max_logprob_diff=0,  # made-up tokens
+            max_grad_norm_skip=0,
+        )
+        args = complete(hook_args(Config(train=train)), on_gpu=True)
         learner = Learner(args, loaded.trainer_model())
         held = torch.cuda.memory_allocated()
         tokens = torch.randint(10, loaded.vocab_size - 10, (sample,)).tolist()

@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from openclaw_rl import __version__, browse, preflight
-from openclaw_rl.config import add_flags, load_config
+from openclaw_rl.config import Config, add_flags, hook_args, load_config, render_config
 from openclaw_rl.errors import ConfigError, HookError, OpenClawRLError
-from openclaw_rl.hook_args import hook_args
-from openclaw_rl.settings import Config
 from openclaw_rl.supervisor import MISCONFIGURED, Loop, leashed, stop_with_parent, supervise
 
 _OVERVIEW = """\
@@ -96,6 +94,11 @@ def build_parser() -> argparse.ArgumentParser:
             _add_replay_arguments(command)
         if name in _LOOPS:
             command.add_argument("--verbose", action="store_true", help="log more")
+            command.add_argument(
+                "--print-config",
+                action="store_true",
+                help="print all settings as TOML, each with where it comes from, and start nothing",
+            )
             command.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -123,8 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     options = build_parser().parse_args(words)
     try:
-        flags = {key: value for key, value in vars(options).items() if "." in key}
-        config = load_config(flags, os.environ, options.config)
+        config = _config_of(options)
         if options.command == "status":
             return _status(config, options.json, options.watch)
         if options.command == "doctor":
@@ -136,15 +138,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log_to_stderr(options.verbose)
         if options.supervised:
             stop_with_parent()
+        if options.print_config:
+            print(render_config(config))
+            return 0
         if options.command == "replay":
             return _replay(config, options)
-        run: dict[str, Callable[[Config, list[str]], int]] = {
+        run: dict[str, Callable[[Config, bool], int]] = {
             "up": _up,
             "serve": _serve,
             "judge": _judge,
             "train": _train,
         }
-        return run[options.command](config, words)
+        return run[options.command](config, options.supervised)
     except OpenClawRLError as error:
         print(f"openclaw-rl: {error}", file=sys.stderr)
         # A loop that failed while it ran (a full disk, a dead engine) is worth starting again.
@@ -152,6 +157,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if again else MISCONFIGURED
     except KeyboardInterrupt:
         return 130
+
+
+def _config_of(options: argparse.Namespace) -> Config:
+    """The configuration: the supervisor's as one line on standard input, or that of the sources."""
+    if getattr(options, "supervised", False):
+        return Config.model_validate_json(sys.stdin.buffer.readline())
+    flags = {key: value for key, value in vars(options).items() if "." in key}
+    return load_config(flags, os.environ, options.config)
 
 
 def _log_to_stderr(verbose: bool) -> None:
@@ -163,7 +176,7 @@ def _log_to_stderr(verbose: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _up(config: Config, words: list[str]) -> int:
+def _up(config: Config, _: bool) -> int:
     from openclaw_rl.status import progress_line
 
     preflight.check_model(config)
@@ -174,11 +187,12 @@ def _up(config: Config, words: list[str]) -> int:
     preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     past = preflight.check_conversations(config)
-    rest = words[words.index("up") + 1 :]
+    tree = config.model_dump_json()
     loops = [  # each asks those before it
         Loop(
             name,
-            [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", *rest],
+            [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised"],
+            tree,
             once=name == "replay",
         )
         for name in ("train", "judge", "serve", *(["replay"] if past else []))
@@ -209,43 +223,23 @@ def _up(config: Config, words: list[str]) -> int:
     return asyncio.run(supervise(loops, emit, report))
 
 
-def _serve(config: Config, words: list[str]) -> int:
+def _serve(config: Config, supervised: bool) -> int:
     from openclaw_rl.gateway.app import run
-    from openclaw_rl.gateway.settings import GatewaySettings
     from openclaw_rl.upkeep import keep_up
 
     preflight.check_model(config)
     preflight.check_data(config)
     preflight.check_reply_format(config)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
-    gateway, engine = config.gateway, config.engine
     # An engine with our adapters is announced by the trainer once the first is loaded.
-    announced = engine.kind != "auto" or "--supervised" in words
-    settings = GatewaySettings(
-        host=gateway.host,
-        port=gateway.port,
-        api_key=gateway.api_key,
-        model_path=config.model.path,
-        served_name=config.served_name,
-        journal_path=config.journal_path,
-        engine_url=None if announced else engine.url or None,
-        engine_api_key=engine.api_key or None,
-        keepalive_seconds=gateway.keepalive_seconds,
-        wait_seconds=gateway.engine_wait_seconds,
-        temperature=gateway.temperature,
-        top_k=config.train.opd_top_k,
-        default_max_tokens=gateway.max_tokens,
-        context_length=gateway.context_length or None,
-        max_body_bytes=int(gateway.max_body_mb * 2**20),
-        max_inflight=gateway.max_inflight,
-        reply_format=gateway.reply_format,
-        unnamed=gateway.unnamed,  # type: ignore[arg-type]  # one of its choices, checked
-    )
+    if supervised or config.engine.kind != "auto":
+        engine = config.engine.model_copy(update={"url": ""})
+        config = config.model_copy(update={"engine": engine})
 
     async def serve() -> None:
         tidying = asyncio.create_task(keep_up(config))
         try:
-            await run(settings)
+            await run(config)
         finally:
             tidying.cancel()
 
@@ -253,8 +247,8 @@ def _serve(config: Config, words: list[str]) -> int:
     return 0
 
 
-def _judge(config: Config, _: list[str]) -> int:
-    from openclaw_rl.judge.worker import run_judge
+def _judge(config: Config, _: bool) -> int:
+    from openclaw_rl.judge.service import run_judge
 
     preflight.check_model(config)
     preflight.check_data(config)
@@ -263,7 +257,7 @@ def _judge(config: Config, _: list[str]) -> int:
     return 0
 
 
-def _train(config: Config, _: list[str]) -> int:
+def _train(config: Config, _: bool) -> int:
     preflight.check_model(config)
     preflight.check_data(config)
     preflight.check_training(config)

@@ -6,9 +6,7 @@ needs what an earlier one did not find says nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,20 +14,19 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from openclaw_rl import preflight
+from openclaw_rl.config import Config, GatewayConfig, SlimeConfig, settings
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.journal import Journal
 from openclaw_rl.openclaw.connect import PROVIDER, TRIED, OpenClaw, Served, get, plan_connect
 from openclaw_rl.openclaw.gateway import Answer, GatewayClient
-from openclaw_rl.settings import Config, GatewayConfig
 from openclaw_rl.slime.engines import Frozen, split
-from openclaw_rl.slime.settings import SlimeConfig
 from openclaw_rl.status import read_status, render_sources
 
 ROOMY_WINDOW = 16_000
 """Tokens of context below which OpenClaw's own prompt and tools may leave no room."""
 
-_GPUS = ("NUM_NODES", "NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "ROLLOUT_GPUS_PER_ENGINE",
-         "PRM_GPUS", "JUDGE_GPUS", "TEACHER_GPUS")  # fmt: skip
+_GPUS = ("num_nodes", "num_gpus", "actor_gpus", "rollout_gpus", "rollout_gpus_per_engine",
+         "prm_gpus", "judge_gpus", "teacher_gpus")  # fmt: skip
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -71,7 +68,7 @@ def served_at(url: str, config: Config) -> Served:
 def at_published_port(config: Config) -> Config:
     """`config` with the port at which a gateway that writes this journal was last seen, where the
     settings name none of their own."""
-    if config.gateway.port != GatewayConfig.port:
+    if config.gateway.port != GatewayConfig().port:
         return config
     try:
         with Journal.open(config.journal_path, create=False) as journal:
@@ -81,14 +78,15 @@ def at_published_port(config: Config) -> Config:
         return config
     if not port:
         return config
-    return dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, port=port))
+    gateway = config.gateway.model_copy(update={"port": port})
+    return config.model_copy(update={"gateway": gateway})
 
 
 def examine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """All findings, in the order in which things depend on each other."""
     yield from _python(config)
     yield from _model(config)
-    yield from gpu_shares(environ)
+    yield from gpu_shares(config.slime)
     client = GatewayClient(config.gateway.url, config.gateway.api_key)
     served = client.served()
     yield from _gateway(config, client, served)
@@ -121,29 +119,28 @@ def _model(config: Config) -> Iterator[Finding]:
         yield Finding("ok", "model", f"{config.served_name} in {config.model.path}")
 
 
-def gpu_shares(environ: Mapping[str, str]) -> Iterator[Finding]:
+def gpu_shares(slime: SlimeConfig) -> Iterator[Finding]:
     """Whether the GPU counts that the launch scripts read fit together, as the launch sees it."""
-    counts: dict[str, int] = {}
-    for name in _GPUS:
-        value = environ.get(name, "")
-        if re.fullmatch("[0-9]{1,18}", value):
-            counts[name] = int(value)
-        elif value:
-            words = f"{name}={value[:40]!r} is no number"
-            yield Finding("fail", "gpus", words, f"set {name} to one")
+    counts = {
+        setting.env: value
+        for setting in settings("slime")
+        if setting.name in _GPUS and (value := getattr(slime, setting.name)) != setting.default
+    }
     if not counts:
         return
-    roles = ("prm", "judge", "teacher")
-    shares = {role: counts.get(f"{role.upper()}_GPUS", 0) for role in roles}
     try:
         split(
-            nodes=counts.get("NUM_NODES", 1),
-            gpus_per_node=counts.get("NUM_GPUS", SlimeConfig.num_gpus),
-            actor_gpus=counts.get("ACTOR_GPUS", 0),
-            rollout_gpus=counts.get("ROLLOUT_GPUS", 0),
+            nodes=slime.num_nodes,
+            gpus_per_node=slime.num_gpus,
+            actor_gpus=slime.actor_gpus,
+            rollout_gpus=slime.rollout_gpus,
             policy_path="policy",
-            policy_per_engine=counts.get("ROLLOUT_GPUS_PER_ENGINE", 1),
-            frozen=[Frozen(role, role, gpus) for role, gpus in shares.items() if gpus],
+            policy_per_engine=slime.rollout_gpus_per_engine,
+            frozen=[
+                Frozen(role, role, gpus)
+                for role in ("prm", "judge", "teacher")
+                if (gpus := getattr(slime, f"{role}_gpus"))
+            ],
         )
     except ConfigError as error:
         yield Finding("fail", "gpus", str(error), "change the shares")

@@ -10,18 +10,16 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from openclaw_rl.config import is_loopback
+from openclaw_rl.config import Config, hook_args, is_loopback
 from openclaw_rl.engine.kinds import connections
 from openclaw_rl.engine.survey import survey
 from openclaw_rl.errors import ConfigError, EngineUnavailable
-from openclaw_rl.hook_args import hook_args
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.train_args import needs_of
 from openclaw_rl.replay import files
 from openclaw_rl.replay.files import ReplayError
 from openclaw_rl.replay.run import new_files
-from openclaw_rl.settings import Config
 from openclaw_rl.wire.formats import find_format
 
 INSTALL_LOCAL = "pip install -e '.[local]' in the project's folder"

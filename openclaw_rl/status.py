@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
+from openclaw_rl.config import Config
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import Journal
 from openclaw_rl.rollout.batch import Rules, choose
-from openclaw_rl.settings import Config
 
 _RECENT = 32
 """Verdicts in the mean reward that is shown: two batches of the usual size."""

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from openclaw_rl.errors import ConfigError
 
@@ -38,11 +38,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
 
 @dataclass(frozen=True)
 class Loop:
-    """One child: `name` prefixes its output, `command` starts it, `kill` ends it at once. It is
-    there to stay, or (`once`) has done its work when it ends with status 0."""
+    """One child: `name` prefixes its output, `command` starts it, `config` is the line that it gets
+    on standard input (the whole configuration as JSON), `kill` ends it at once. It is there to
+    stay, or (`once`) has done its work when it ends with status 0."""
 
     name: str
     command: Sequence[str]
+    config: str = field(default="", repr=False)
     kill: signal.Signals = signal.SIGKILL
     once: bool = False
 
@@ -208,6 +210,9 @@ async def _run_once(
         raise ConfigError(f"cannot start {loop.command[0]}: {error.strerror}") from error
     finally:
         os.close(theirs)
+    assert child.stdin is not None
+    if loop.config:  # a few kilobytes, which the pipe holds
+        child.stdin.write(loop.config.encode() + b"\n")
     reading = asyncio.ensure_future(_relay(loop.name, output, emit))
     ended = asyncio.ensure_future(child.wait())
     stopping = asyncio.ensure_future(stop.wait())

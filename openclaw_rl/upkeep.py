@@ -11,9 +11,9 @@ import asyncio
 import logging
 import time
 
+from openclaw_rl.config import Config
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.journal import Journal
-from openclaw_rl.settings import Config
 
 log = logging.getLogger("openclaw_rl.upkeep")
 

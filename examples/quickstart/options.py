@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
-from openclaw_rl.settings import METHODS, Config
+from openclaw_rl.config import METHODS, Config
 
 VARIABLES = ("METHOD", "UPDATES", "EVERY", "SEED")
 """Each of these environment variables is the default of the flag of its name."""

@@ -1,7 +1,7 @@
 """The HTTP service: thin routes over `core.Gateway`, and its life from start to graceful end.
 
-await run(settings)                 # until SIGINT or SIGTERM
-async with serving(settings) as url: ...    # in the same process (tests, benchmarks)
+await run(config)                 # until SIGINT or SIGTERM
+async with serving(config) as url: ...    # in the same process (tests, benchmarks)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from openclaw_rl import __version__
+from openclaw_rl.config import Config
 from openclaw_rl.gateway.auth import Auth, Caller, from_a_website
 from openclaw_rl.gateway.core import ClientGone
 from openclaw_rl.gateway.failures import error_response, http_log, to_wire
@@ -27,7 +28,6 @@ from openclaw_rl.gateway.health import fates_body, fates_gauges, mismatch_gauges
 from openclaw_rl.gateway.limits import Grace
 from openclaw_rl.gateway.parts import Parts, open_parts
 from openclaw_rl.gateway.replies import StreamSink, Way, WholeSink
-from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.turn import OpenTurn
 from openclaw_rl.wire.anthropic import MESSAGES, parse_count_request
 from openclaw_rl.wire.chat import CHAT
@@ -39,12 +39,15 @@ log = logging.getLogger("openclaw_rl.gateway")
 PARTS = web.AppKey("parts", Parts)
 AUTH = web.AppKey("auth", Auth)
 GRACE = web.AppKey("grace", Grace)
-SETTINGS = web.AppKey("settings", GatewaySettings)
+CONFIG = web.AppKey("config", Config)
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 
 SWITCH_SECONDS = 0.0005
 """How long a thread (tokenizer, journal) waits for the busy event loop to let it go on. Python's
 5 ms, once for each statement of SQLite's, would be most of a reply's commit under load."""
+
+SHUTDOWN_SECONDS = 5.0
+"""How long replies under way may go on after the gateway was told to stop."""
 
 _TELL_SECONDS = 1.0
 """Time to tell clients that their reply was ended, before their connections are closed."""
@@ -55,13 +58,14 @@ OPEN_ROUTES = frozenset({"/healthz"})
 """Reachable without a key: a monitor needs no more than states and counts."""
 
 
-def make_app(settings: GatewaySettings) -> web.Application:
+def make_app(config: Config) -> web.Application:
     """The application. It opens journal, tokenizer and connections when it starts."""
     app = web.Application(
-        client_max_size=settings.max_body_bytes, middlewares=[_answer_errors, _check_key]
+        client_max_size=int(config.gateway.max_body_mb * 2**20),
+        middlewares=[_answer_errors, _check_key],
     )
-    app[SETTINGS] = settings
-    app[AUTH] = Auth(settings.api_key)
+    app[CONFIG] = config
+    app[AUTH] = Auth(config.gateway.api_key)
     app[GRACE] = Grace()
     app.cleanup_ctx.append(_parts)
     app.router.add_post("/v1/chat/completions", chat_completions)
@@ -77,34 +81,33 @@ def make_app(settings: GatewaySettings) -> web.Application:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: GatewaySettings) -> AsyncIterator[str]:
+async def serving(config: Config) -> AsyncIterator[str]:
     """Serve while the block runs; gives the base URL. Port 0 takes any free port.
 
-    Leaving the block stops accepting, lets replies under way finish for up to `shutdown_seconds`,
+    Leaving the block stops accepting, lets replies under way finish for up to `SHUTDOWN_SECONDS`,
     ends the others with an error, and closes the journal after the last commit.
     """
-    app = make_app(settings)
+    app = make_app(config)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,  # a client that leaves cancels its handler
-        shutdown_timeout=settings.shutdown_seconds + _TELL_SECONDS,
+        shutdown_timeout=SHUTDOWN_SECONDS + _TELL_SECONDS,
         access_log=None,
         logger=http_log,
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, reuse_address=True)
+        site = web.TCPSite(runner, config.gateway.host, config.gateway.port, reuse_address=True)
         await site.start()
         port = runner.addresses[0][1]
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        yield f"http://{host}:{port}"
+        yield config.gateway.model_copy(update={"port": port}).url
     finally:
-        app[GRACE].end_in(settings.shutdown_seconds)
+        app[GRACE].end_in(SHUTDOWN_SECONDS)
         await runner.cleanup()
 
 
 async def run(
-    settings: GatewaySettings,
+    config: Config,
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -114,16 +117,16 @@ async def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, RuntimeError):  # not in a thread of a host
             loop.add_signal_handler(number, stop.set)
-    async with serving(settings) as url:
+    async with serving(config) as url:
         # What was imported and loaded stays: scanning it again and again would stall every stream.
         gc.collect()
         gc.freeze()
         sys.setswitchinterval(SWITCH_SECONDS)
-        log.info("gateway %s: model %s at %s/v1", __version__, settings.served_name, url)
+        log.info("gateway %s: model %s at %s/v1", __version__, config.served_name, url)
         if on_ready is not None:
             on_ready(url)
         await stop.wait()
-        log.info("stopping: replies under way have %.0f s", settings.shutdown_seconds)
+        log.info("stopping: replies under way have %.0f s", SHUTDOWN_SECONDS)
 
 
 # -- around every route ----------------------------------------------------------------------------
@@ -161,7 +164,7 @@ async def _check_key(request: web.Request, handler: Handler) -> web.StreamRespon
         if request.path not in OPEN_ROUTES:
             raise unauthorized()
         caller = Caller("")
-    elif not request.app[SETTINGS].api_key and from_a_website(request.headers):
+    elif not request.app[CONFIG].gateway.api_key and from_a_website(request.headers):
         raise WireError(
             403,
             "web pages may not speak to a gateway without a key: set OPENCLAW_RL_API_KEY",
@@ -172,7 +175,7 @@ async def _check_key(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 async def _parts(app: web.Application) -> AsyncIterator[None]:
-    async with open_parts(app[SETTINGS]) as parts:
+    async with open_parts(app[CONFIG]) as parts:
         app[PARTS] = parts
         yield
 
@@ -208,7 +211,7 @@ async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
         if chat.ignored:
             log.info("ignored keys: %s", ", ".join(ascii(name[:40]) for name in chat.ignored[:20]))
         turn = await parts.gateway.begin(chat, request[CALLER], _headers(request), len(body))
-        way = Way(dialect, parts.settings.served_name, parts.tokenizer.decode)
+        way = Way(dialect, parts.config.served_name, parts.tokenizer.decode)
         if chat.stream:
             return await _stream(request, parts, turn, way)
         sink = WholeSink(turn, way)
@@ -221,7 +224,7 @@ async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
 async def _stream(
     request: web.Request, parts: Parts, turn: OpenTurn, way: Way
 ) -> web.StreamResponse:
-    sink = StreamSink(request, turn, way, parts.settings.keepalive_seconds)
+    sink = StreamSink(request, turn, way, parts.config.gateway.keepalive_seconds)
     keep_alive = asyncio.ensure_future(sink.keep_alive())
     error: Exception | None = None
     try:
@@ -282,7 +285,7 @@ async def healthz(request: web.Request) -> web.Response:
         {
             "status": "ok",
             "version": __version__,
-            "model": parts.settings.served_name,
+            "model": parts.config.served_name,
             "reply_format": parts.reply_format.name,
             "uptime_seconds": round(time.monotonic() - parts.started, 1),
             "engine": {"state": engine, "weight_version": parts.address.weight_version},
@@ -316,15 +319,15 @@ async def metrics(request: web.Request) -> web.Response:
 def _model(parts: Parts) -> dict[str, object]:
     """One model with the keys of both APIs, and the limits that clients keep within (named as vLLM,
     OpenRouter and Anthropic do). When it was made is not known: the epoch."""
-    settings, context = parts.settings, parts.gateway.context_length
-    longest = min(settings.default_max_tokens or context, context)
+    name, context = parts.config.served_name, parts.gateway.context_length
+    longest = min(parts.config.gateway.max_tokens, context)
     return {
-        "id": settings.served_name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "openclaw-rl",
         "type": "model",
-        "display_name": settings.served_name,
+        "display_name": name,
         "created_at": "1970-01-01T00:00:00Z",
         "lifecycle": "active",
         "max_model_len": context,

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from openclaw_rl.config import Config
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.types import Delta, Engine, OnWait
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
@@ -26,7 +27,6 @@ from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.recent import Endings, NewestTurns, RecentIds
-from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.gateway.stops import StopCut
 from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings, view_of
 from openclaw_rl.journal.store import Journal
@@ -40,6 +40,12 @@ from openclaw_rl.wire.reply import END_THINK, ReplyEvent
 from openclaw_rl.wire.request import ChatRequest
 
 log = logging.getLogger("openclaw_rl.gateway")
+
+MAX_TURNS = 20_000
+"""Turns that the session tracker keeps in memory."""
+
+JOURNAL_SECONDS = 5.0
+"""How long the end of a reply waits for its journal commit before it is served without."""
 
 
 class Sink(Protocol):
@@ -58,7 +64,7 @@ class Gateway:
 
     def __init__(
         self,
-        settings: GatewaySettings,
+        config: Config,
         *,
         tokenizer: ChatTokenizer,
         reply_format: ReplyFormat,
@@ -71,7 +77,7 @@ class Gateway:
         engine_context: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._tokenizer = tokenizer
         self._format = reply_format
         self._engine = engine
@@ -83,14 +89,14 @@ class Gateway:
         self._clock = clock
         end = tokenizer.encode(END_THINK)
         self._end_of_reasoning = end[0] if len(end) == 1 else None
-        context = settings.context_length or tokenizer.context_length
+        context = config.gateway.context_length or tokenizer.context_length
         if not context:
             raise ConfigError("the model does not tell its context length: set --context-length")
         self._context, self._engine_context = context, engine_context
-        self._unrecorded = RecentIds(settings.max_turns)
-        self._continued = RecentIds(settings.max_turns)
-        self._newest = NewestTurns(settings.max_turns)
-        self._endings = Endings(settings.max_turns)
+        self._unrecorded = RecentIds(MAX_TURNS)
+        self._continued = RecentIds(MAX_TURNS)
+        self._newest = NewestTurns(MAX_TURNS)
+        self._endings = Endings(MAX_TURNS)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
@@ -122,13 +128,13 @@ class Gateway:
             self._metrics.count("continued_turns", tokens=tokens)
         room = fit_max_tokens(
             request.max_tokens,
-            self._settings.default_max_tokens,
+            self._config.gateway.max_tokens,
             len(prompt.ids),
             self.context_length,
         )
         if room < 1:
             raise prompt_too_long(len(prompt.ids), self.context_length)
-        sampling = {"temperature": self._settings.temperature, **request.sampling}
+        sampling = {"temperature": self._config.gateway.temperature, **request.sampling}
         sampling["max_new_tokens"] = room
         # Engines know them too; a model whose own configuration is wrong ends its turns as well.
         ends = {*sampling.get("stop_token_ids", ()), *self._tokenizer.eos_ids}
@@ -147,7 +153,7 @@ class Gateway:
                 in_reasoning=prompt.in_reasoning,
             ),
             end_of_reasoning=self._end_of_reasoning,
-            top_k=self._settings.top_k,
+            top_k=self._config.train.opd_top_k,
             created=now,
             started=started,
         )
@@ -312,7 +318,7 @@ class Gateway:
     async def _journaled(self, write: Awaitable[Any]) -> bool:
         """Whether the journal took it. A journal that cannot is no reason to fail the client."""
         try:
-            await asyncio.wait_for(write, self._settings.journal_seconds)
+            await asyncio.wait_for(write, JOURNAL_SECONDS)
         except (OpenClawRLError, OSError, TimeoutError) as error:
             self.journal_error = f"{type(error).__name__}: {error}"
             self._metrics.count("journal_failed")

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from openclaw_rl.config import Config
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.dialect import Dialect
 from openclaw_rl.engine.kinds import connections, dialect_of
 from openclaw_rl.engine.types import Adapter, OnWait
 from openclaw_rl.errors import OpenClawRLError
-from openclaw_rl.gateway.core import Gateway
+from openclaw_rl.gateway.core import MAX_TURNS, Gateway
 from openclaw_rl.gateway.health import Health
 from openclaw_rl.gateway.known import KnownTurns
 from openclaw_rl.gateway.limits import Bodies, Inflight
 from openclaw_rl.gateway.metrics import Metrics
 from openclaw_rl.gateway.prompts import Prompts
-from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.journal.lock import gateway_lock
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
@@ -39,6 +39,18 @@ log = logging.getLogger("openclaw_rl.gateway")
 POLL_SECONDS = 0.5
 """How soon a newly published engine is found."""
 
+BODY_SECONDS = 60.0
+"""How long a request's body may take to arrive."""
+
+MAX_BODIES = 512
+"""Requests that may be sending their bodies; `max_inflight` counts those that have sent it."""
+
+KNOWN_PROMPT_BYTES = 128 * 2**20
+"""Memory for token ids and replies of recent turns; older ones are read from the journal."""
+
+INLINE_CHARS = 10_000
+"""Longer requests are rendered in a thread, so that other streams go on."""
+
 
 class PolicyAddress:
     """Where the policy's engine is: fixed by the settings, or as the journal says by now. What the
@@ -47,8 +59,8 @@ class PolicyAddress:
     Calling it gives the address, or None before any host has published one.
     """
 
-    def __init__(self, fixed: str | None, journal: AsyncJournal) -> None:
-        self._fixed = fixed.rstrip("/") if fixed else None
+    def __init__(self, fixed: str, journal: AsyncJournal) -> None:
+        self._fixed = fixed.rstrip("/") or None
         self._journal = journal
         self._endpoint: Endpoint | None = None
         self._dialect = dialect_of(None)
@@ -102,7 +114,7 @@ class PolicyAddress:
 class Parts:
     """Everything that the routes use."""
 
-    settings: GatewaySettings
+    config: Config
     gateway: Gateway
     tokenizer: ChatTokenizer
     reply_format: ReplyFormat
@@ -134,23 +146,23 @@ class Parts:
 
 
 @contextlib.asynccontextmanager
-async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
+async def open_parts(config: Config) -> AsyncIterator[Parts]:
     """Open everything; on leaving, finish what is being written, then close."""
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(gateway_lock(settings.journal_path))
+        stack.enter_context(gateway_lock(config.journal_path))
         executor = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="gateway"))
-        tokenizer, reply_format, by = await asyncio.to_thread(_load_model, settings)
-        journal = await asyncio.to_thread(AsyncJournal.open, settings.journal_path)
+        tokenizer, reply_format, by = await asyncio.to_thread(_load_model, config)
+        journal = await asyncio.to_thread(AsyncJournal.open, config.journal_path)
         stack.push_async_callback(journal.close)
-        about = {"model": settings.served_name, "reply_format": f"{reply_format.name} (by {by})"}
-        await journal.write(partial(_publish_gateway, settings.base_url, about))
-        tracker = Tracker(max_turns=settings.max_turns, unnamed=settings.unnamed)
-        nodes = await journal.nodes(settings.max_turns)
+        about = {"model": config.served_name, "reply_format": f"{reply_format.name} (by {by})"}
+        await journal.write(partial(_publish_gateway, config.gateway.url, about))
+        tracker = Tracker(max_turns=MAX_TURNS, unnamed=config.gateway.unnamed)
+        nodes = await journal.nodes(MAX_TURNS)
         tracker.restore(nodes)
-        address = PolicyAddress(settings.engine_url, journal)
+        address = PolicyAddress(config.engine.url, journal)
         await address.look()
         http = await stack.enter_async_context(
-            connections(settings.engine_api_key, read_bufsize=2**20)
+            connections(config.engine.api_key, read_bufsize=2**20)
         )
         engine = EngineClient(
             address.dialect,
@@ -158,25 +170,23 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
             http,
             adapter=address.adapter,
             key=address.key,
-            wait_seconds=settings.wait_seconds,
+            wait_seconds=config.gateway.engine_wait_seconds,
             join_deltas=True,
         )
         stack.push_async_callback(engine.close)
         following = asyncio.ensure_future(
-            _follow(address, engine, journal, settings.base_url, about)
+            _follow(address, engine, journal, config.gateway.url, about)
         )
         stack.callback(following.cancel)
-        metrics, known = Metrics(), KnownTurns(settings.known_prompt_bytes)
+        metrics, known = Metrics(), KnownTurns(KNOWN_PROMPT_BYTES)
 
         async def load(turn_ids: list[str]) -> list[Turn]:
             rows = await journal.read(lambda reader: [reader.turn(one) for one in turn_ids])
             return [row for row in rows if row is not None]
 
-        prompts = Prompts(
-            tokenizer, reply_format, known, load, executor, metrics, settings.inline_chars
-        )
+        prompts = Prompts(tokenizer, reply_format, known, load, executor, metrics, INLINE_CHARS)
         gateway = Gateway(
-            settings,
+            config,
             tokenizer=tokenizer,
             reply_format=reply_format,
             engine=engine,
@@ -189,16 +199,16 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
         )
         gateway.restore(nodes)
         stack.push_async_callback(gateway.settle)
-        log.info("journal %s: %d turns restored", settings.journal_path, len(nodes))
+        log.info("journal %s: %d turns restored", config.journal_path, len(nodes))
         yield Parts(
-            settings=settings,
+            config=config,
             gateway=gateway,
             tokenizer=tokenizer,
             reply_format=reply_format,
             known=known,
             metrics=metrics,
-            inflight=Inflight(settings.max_inflight),
-            bodies=Bodies(settings.max_bodies, settings.body_seconds),
+            inflight=Inflight(config.gateway.max_inflight),
+            bodies=Bodies(MAX_BODIES, BODY_SECONDS),
             health=Health(
                 url=address,
                 engine_healthy=engine.health,
@@ -210,15 +220,15 @@ async def open_parts(settings: GatewaySettings) -> AsyncIterator[Parts]:
         )
 
 
-def _load_model(settings: GatewaySettings) -> tuple[ChatTokenizer, ReplyFormat, str]:
+def _load_model(config: Config) -> tuple[ChatTokenizer, ReplyFormat, str]:
     """Tokenizer and reply format of the served model, which belong together: the one must show the
     marks that the other reads. And what gave the format away."""
-    tokenizer = ChatTokenizer.load(settings.model_path)
+    tokenizer = ChatTokenizer.load(config.model.path)
     chosen, by = choose_format(
-        settings.reply_format,
+        config.gateway.reply_format,
         tokenizer.template,
         tokenizer.added_tokens.keys(),
-        settings.served_name,
+        config.served_name,
     )
     log.info("reply format %s (by %s)", chosen.name, by)
     return tokenizer.showing(chosen.marks, chosen.inner), chosen, by

@@ -100,17 +100,17 @@ class Host:
     """One run of the host. `started` is set once requests are served; `stop` ends the run."""
 
     def __init__(self, args: Namespace) -> None:
-        device = device_of(getattr(args, "device", None) or "auto")
+        device = device_of(args.device)
         self.args = complete(args, on_gpu=device.type == "cuda")
         self._alone = trainer_lock(args.journal_path)
         self.stop = threading.Event()
         self.args.stop_event = self.stop  # the rollout function waits on it
         self.started = threading.Event()
         half = max(1, (os.cpu_count() or 2) // 2)
-        self.train_threads = getattr(args, "train_threads", None) or half
+        self.train_threads = args.train_threads or half
         spec = LoraSpec(
-            rank=int(getattr(args, "lora_rank", None) or 16),
-            alpha=float(getattr(args, "lora_alpha", None) or 32.0),
+            rank=args.lora_rank,
+            alpha=args.lora_alpha,
         )
         fingerprint: Fingerprint = {
             "base": model_fingerprint(args.hf_checkpoint),
@@ -127,13 +127,13 @@ class Host:
         began = time.monotonic()
         self.loaded = LoadedModel.load(
             args.hf_checkpoint,
-            dtype=getattr(args, "dtype", None) or "auto",
+            dtype=args.dtype,
             device=device,
             lora=spec,
         )
         self.serving: Serving
-        if getattr(args, "engine_url", None):
-            context = getattr(args, "context_length", None) or self.loaded.context_length
+        if args.engine_url:
+            context = args.context_length or self.loaded.context_length
             self.serving = ExternalEngine(self.args, self.journal, self._announce, int(context))
         else:
             self.serving = Embedded(self.args, self.loaded, half, self._announce)

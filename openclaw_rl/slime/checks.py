@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from openclaw_rl.config import Config, SlimeConfig
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
-from openclaw_rl.slime.settings import LaunchConfig, SlimeConfig
 
 
 def option(flags: Sequence[str], name: str) -> str | None:
@@ -145,7 +145,7 @@ def whole(flags: Sequence[str], name: str, default: int) -> int:
     return int(value)
 
 
-def lora_flags(config: LaunchConfig, train: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def lora_flags(config: Config, train: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """The adapter's flags, where the train script's own parser has them."""
     known = known_flags(train, environ)
     if "--lora-rank" not in known:

@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl import preflight
-from openclaw_rl.config import add_flags, environment, load_config
+from openclaw_rl.config import Config, add_flags, environment, load_config
 from openclaw_rl.errors import ConfigError, OpenClawRLError
 from openclaw_rl.slime import cluster
-from openclaw_rl.slime.plan import Plan, make_plan, runtime_env
-from openclaw_rl.slime.settings import LaunchConfig, is_used
+from openclaw_rl.slime.plan import Plan, is_used, make_plan, runtime_env
 from openclaw_rl.supervisor import MISCONFIGURED
 
 
@@ -34,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Settings come from the environment, then from flags; later wins.",
         allow_abbrev=False,
     )
-    add_flags(parser, LaunchConfig, is_used)
+    add_flags(parser, is_used)
     return parser
 
 
@@ -46,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     environ = environment()
     try:
         given = {key: value for key, value in vars(options).items() if "." in key}
-        config = load_config(given, environ, tree=LaunchConfig)
+        config = load_config(given, environ)
         plan = make_plan(config, words[cut + 1 :], environ, python=sys.executable)
         _check_past(config, words[cut + 1 :])
         home = Path(config.data.path) / "slime"
         private, job = home / "runtime_env.json", f"openclaw-rl-{time.strftime('%Y%m%d-%H%M%S')}"
         way = cluster.way(config.slime, plan.train, private, runtime_env(plan), job)
-        if config.slime.dry_run == "1":
+        if config.slime.dry_run:
             print(render(plan, way, private))
             return 0
         cluster.check_machine(config.slime, way)
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISCONFIGURED
 
 
-def _check_past(config: LaunchConfig, flags: Sequence[str]) -> None:
+def _check_past(config: Config, flags: Sequence[str]) -> None:
     """Past conversations must be readable, and nothing may need what nobody has sampled."""
     if not preflight.check_conversations(config):
         return
@@ -82,7 +81,7 @@ def _emit(line: str) -> None:
     print(f"[openclaw-rl] {line}", flush=True)
 
 
-def _join(config: LaunchConfig) -> str | None:
+def _join(config: Config) -> str | None:
     slime = config.slime
     if slime.num_nodes == 1:
         return None

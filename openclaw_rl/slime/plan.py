@@ -7,7 +7,6 @@ ones, because they come last.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,15 +16,8 @@ from typing import Any
 
 import yaml
 
+from openclaw_rl.config import Config, DataConfig, Setting, hook_args, settings
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.hook_args import hook_args
-from openclaw_rl.settings import (
-    DataConfig,
-    GatewayConfig,
-    JudgeConfig,
-    RolloutConfig,
-    TrainConfig,
-)
 from openclaw_rl.slime import engines
 from openclaw_rl.slime.checks import (
     absolute,
@@ -39,7 +31,6 @@ from openclaw_rl.slime.checks import (
 )
 from openclaw_rl.slime.model_args import model_args, read_config
 from openclaw_rl.slime.services import SERVICES
-from openclaw_rl.slime.settings import LaunchConfig, is_used
 from openclaw_rl.slime.vocabulary import check_tokenizer, difference
 
 HOOKS = (
@@ -64,6 +55,30 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 PASSED_ON = ("NCCL_", "GLOO_", "HF_", "WANDB_")
 """Variables of the caller's environment that the job gets too, by their beginning."""
 
+USED = (
+    *("model.path", "data.path", "data.replay", "rollout.", "gateway.", "judge.", "slime."),
+    *("train.method", "train.w_rl", "train.w_opd", "train.opd_"),
+    *("train.lora_rank", "train.lora_alpha"),
+)
+"""Settings that a launch reads (names, and beginnings of names). The rest are slime's own flags."""
+
+NOT_USED = (
+    *("rollout.batch_size", "rollout.function_path", "judge.custom_rm_path", "judge.reward_key"),
+    *("gateway.temperature", "gateway.context_length", "gateway.max_tokens"),
+)
+"""Of these, what the flags for slime say: --rollout-batch-size, --rollout-function-path,
+--custom-rm-path, --reward-key, --rollout-temperature, --sglang-context-length,
+--rollout-max-response-len."""
+
+_LAUNCH_ONLY = ("method", "lora_rank", "lora_alpha")
+"""Of these, what hooks are not told."""
+
+
+def is_used(setting: Setting) -> bool:
+    """Whether a launch reads a setting."""
+    return setting.key.startswith(USED) and setting.key not in NOT_USED
+
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -87,7 +102,7 @@ class Plan:
 
 
 def make_plan(
-    config: LaunchConfig, flags: Sequence[str], environ: Mapping[str, str], *, python: str
+    config: Config, flags: Sequence[str], environ: Mapping[str, str], *, python: str
 ) -> Plan:
     """The plan for `config` and the train script's own `flags`. `python` starts the script.
 
@@ -131,7 +146,7 @@ def make_plan(
         *("--sglang-config", str(home / "engines.yaml")),
         *("--custom-config-path", str(home / "hooks.yaml")),
     ]
-    if config.slime.use_lora == "1":
+    if config.slime.use_lora:
         computed += lora_flags(config, [python, str(script)], {**environ, **variables})
     return Plan(
         train=[python, str(script), *computed, *flags],
@@ -154,7 +169,7 @@ def _check_top_k(loss: str, top_k: int) -> None:
 # --- who is served where ----------------------------------------------------------------------
 
 
-def _frozen(config: LaunchConfig, model: Path, reward: str) -> list[engines.Frozen]:
+def _frozen(config: Config, model: Path, reward: str) -> list[engines.Frozen]:
     """The frozen models that this cluster has to serve."""
     slime, judge = config.slime, config.judge
     asked = {
@@ -185,7 +200,7 @@ def _frozen(config: LaunchConfig, model: Path, reward: str) -> list[engines.Froz
     return found
 
 
-def _share(config: LaunchConfig, role: str, place: Path) -> engines.Frozen:
+def _share(config: Config, role: str, place: Path) -> engines.Frozen:
     return engines.Frozen(
         role,
         str(place),
@@ -194,7 +209,7 @@ def _share(config: LaunchConfig, role: str, place: Path) -> engines.Frozen:
     )
 
 
-def _layout(config: LaunchConfig, model: Path, frozen: Sequence[engines.Frozen]) -> engines.Layout:
+def _layout(config: Config, model: Path, frozen: Sequence[engines.Frozen]) -> engines.Layout:
     slime = config.slime
     if slime.num_nodes > 1 and slime.master_addr in ("", "localhost", "127.0.0.1", "::1"):
         raise ConfigError(
@@ -260,19 +275,18 @@ def _limits(layout: engines.Layout) -> dict[str, int]:
 
 
 def _hook_settings(
-    config: LaunchConfig, flags: Sequence[str], layout: engines.Layout, data: Path
+    config: Config, flags: Sequence[str], layout: engines.Layout, data: Path
 ) -> dict[str, Any]:
-    """`--custom-config-path`: names as `hook_args.py` has them, `gateway_<name>` for the gateway's
+    """`--custom-config-path`: names as `hook_args` has them, `gateway_<name>` for the gateway's
     (see `openclaw_rl/slime/README.md`). Keys are not among them: slime logs its arguments."""
     args = hook_args(config)
     values: dict[str, Any] = {"journal_path": str(data / "journal.db")}
-    sections = (("rollout", RolloutConfig), ("train", TrainConfig), ("judge", JudgeConfig))
-    for section, kind in sections:
-        for name in _flag_names(section, kind):
-            values[name] = getattr(args, name, None)
-    for item in dataclasses.fields(GatewayConfig):
-        if item.metadata["flag"] and is_used(f"gateway.{item.name}"):
-            values[f"gateway_{item.name}"] = getattr(config.gateway, item.name)
+    for setting in settings("rollout", "train", "judge"):
+        if is_used(setting) and setting.flag and setting.name not in _LAUNCH_ONLY:
+            values[setting.attribute] = getattr(args, setting.attribute)
+    for setting in settings("gateway"):
+        if is_used(setting) and setting.flag:
+            values[f"gateway_{setting.name}"] = setting.of(config)
     values["gateway_context_length"] = _context(flags)
     values["gateway_max_tokens"] = whole(flags, "--rollout-max-response-len", 0) or None
     if not config.data.replay:
@@ -282,17 +296,6 @@ def _hook_settings(
     if config.slime.teacher == "policy":
         values["teacher_engine"] = engines.POLICY
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _flag_names(section: str, kind: type) -> list[str]:
-    """What `hook_args` calls the settings of a section: their flags."""
-    names = []
-    for item in dataclasses.fields(kind):
-        wanted = is_used(f"{section}.{item.name}") and item.metadata["flag"]
-        name = (item.metadata["flag"] or "").removeprefix("--").replace("-", "_")
-        if wanted and name not in ("method", "lora_rank", "lora_alpha"):
-            names.append(name)
-    return names
 
 
 def _variables(environ: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
@@ -323,12 +326,7 @@ def _is_secret(name: str) -> bool:
 
 def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """Our own keys and those of the passed-on families."""
-    own = {
-        item.metadata["env"]
-        for kind in (GatewayConfig, JudgeConfig)
-        for item in dataclasses.fields(kind)
-        if item.metadata["flag"] is None
-    }
+    own = {setting.env for setting in settings("gateway", "judge") if not setting.flag}
     return {
         name: value
         for name, value in sorted(environ.items())

@@ -4,26 +4,25 @@ Guarantees: a gateway that answers is left alone, only own children are ever end
 not outlive this process, whatever ends it. A child that says it is misconfigured ends the wait
 for a batch with its own words instead of starving it.
 
-Settings are read from slime's `args` (`--custom-config-path`): the names of `hook_args.py` for the
-judge, `gateway_<name>` for those of `[gateway]` in `settings.py`; keys come from the environment,
+Settings are read from slime's `args` (`--custom-config-path`): the names of `hook_args` for the
+judge, `gateway_<name>` for those of `[gateway]`; keys come from the environment,
 which slime does not print.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import sys
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.config import Config, GatewayConfig, environment, load_config, settings
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings import GatewayConfig, JudgeConfig, TrainConfig
 from openclaw_rl.supervisor import MISCONFIGURED, STOP_SECONDS, Loop, supervise
 
 log = logging.getLogger("openclaw_rl.slime")
@@ -83,7 +82,7 @@ class Services:
             raise ConfigError(f"start_services: a list of {', '.join(SERVICES)}, not {wanted!r}")
         self._args = args
         self._children: dict[str, _Child] = {}
-        self._commands = {name: command(args, name) for name in self._wanted}
+        self._config = services_config(args, environment()).model_dump_json()
 
     def ensure(self) -> None:
         """Start what is wanted and neither ours nor answering. Raises as `check`."""
@@ -94,7 +93,9 @@ class Services:
             if name == "serve" and "engine" in _ask(gateway_url(self._args) + "/healthz"):
                 log.info("[slime] a gateway answers at %s: it is used", gateway_url(self._args))
                 continue
-            self._children[name] = _Child(Loop(name, self._commands[name], once=name == "replay"))
+            command = [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised"]
+            loop = Loop(name, command, self._config, once=name == "replay")
+            self._children[name] = _Child(loop)
 
     def check(self) -> None:
         """Raise `ConfigError` where a child has ended for good."""
@@ -146,41 +147,32 @@ def gateway_url(args: Any) -> str:
     default = GatewayConfig()
     host = getattr(args, "gateway_host", None) or default.host
     port = getattr(args, "gateway_port", None) or default.port
-    return dataclasses.replace(default, host=host, port=port).url
+    return default.model_copy(update={"host": host, "port": port}).url
 
 
-def command(args: Any, name: str) -> list[str]:
-    """The command of one service: `openclaw-rl serve`, `judge` or `replay` with the settings of
-    `args`."""
+def services_config(args: Any, environ: Mapping[str, str]) -> Config:
+    """The configuration of gateway, judge and replay as `args` have it, secrets from `environ`.
+    Raises `ConfigError`."""
     journal = Path(args.journal_path)
     if journal.name != "journal.db":
         raise ConfigError(f"journal_path: the file must be called journal.db, not {journal.name}")
-    flags = {"--model": args.hf_checkpoint, "--data": str(journal.parent)}
-    if name == "serve":
-        flags["--temperature"] = getattr(args, "rollout_temperature", None)
-        # Its turns must hold the policy's candidates, or the judge has nothing to compare.
-        flags["--opd-top-k"] = getattr(args, "opd_top_k", None)
-    if name != "judge":
-        flags |= _flags(args, GatewayConfig, "gateway_")
-    else:
-        # The weights of both signals too: the judge asks for none that counts nothing.
-        flags |= _flags(args, JudgeConfig) | {
-            flag: value
-            for flag, value in _flags(args, TrainConfig).items()
-            if flag.startswith(("--w-", "--opd-"))
-        }
-    words = [word for flag, value in flags.items() if value is not None
-             for word in (flag, str(value))]  # fmt: skip
-    return [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", *words]
-
-
-def _flags(args: Any, section: type, prefix: str = "") -> dict[str, Any]:
-    """Flags of a section of the settings that `args` has a value for: `prefix` and the setting's
-    name, or without a prefix the flag's own (`--prm-url`: `args.prm_url`)."""
-    found = {}
-    for item in dataclasses.fields(section):
-        flag = item.metadata["flag"]
-        if flag is not None:
-            name = prefix + item.name if prefix else flag.removeprefix("--").replace("-", "_")
-            found[flag] = getattr(args, name, None)
-    return {flag: value for flag, value in found.items() if value is not None}
+    given = {
+        "model.path": args.hf_checkpoint,
+        "data.path": journal.parent,
+        "gateway.temperature": getattr(args, "rollout_temperature", None),
+    }
+    for setting in settings("gateway", "judge", "train"):
+        # Of training, what judge and gateway need: which signals count, and over what candidates.
+        if setting.flag and (setting.section != "train" or setting.name.startswith(("w_", "opd_"))):
+            gateway = setting.section == "gateway"
+            name = f"gateway_{setting.name}" if gateway else setting.attribute
+            if (value := getattr(args, name, None)) is not None:
+                given[setting.key] = value
+    keys = {
+        setting.env: environ.get(setting.env, "")
+        for setting in settings()
+        if setting.env and not setting.flag
+    }
+    return load_config(
+        {name: str(value) for name, value in given.items() if value is not None}, keys
+    )

@@ -4,10 +4,8 @@ import argparse
 
 import pytest
 
-from openclaw_rl.config import add_flags, load_config
+from openclaw_rl.config import Config, add_flags, hook_args, load_config, render_config
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.hook_args import hook_args
-from openclaw_rl.settings import Config
 
 
 def flags(*words: str) -> dict[str, str | None]:
@@ -47,19 +45,23 @@ def test_the_top_k_form_is_one_switch():
 @pytest.mark.parametrize(
     ("words", "environ", "said"),
     [
-        (("--port", "http"), {}, "--port: 'http' is not a whole number"),
-        (("--port", "70000"), {}, "--port: 70000 is above 65535"),
-        (("--lr", "nan"), {}, "--lr: 'nan' is not a finite number"),
-        (("--session-share", "0"), {}, "--session-share: 0.0 is below 0.0001"),
-        ((), {"PRM_M": "many"}, "PRM_M: 'many' is not a whole number"),
-        ((), {"METHOD": "dpo"}, "METHOD: 'dpo' is none of combined, rl, opd"),
-        (("--opd-top-k", "65"), {}, "--opd-top-k: 65 is above 64"),
-        (("--opd-hints", "4", "--opd-top-k", "4"), {}, "--opd-hints: 4 is above 3"),
-        (("--opd-subset", "both"), {}, "--opd-subset: 'both' is none of student, teacher, overlap"),
-        (("--opd-tail", "maybe"), {}, "--opd-tail: it is on or off"),
+        (("--port", "http"), {}, "--port: must be a valid integer, not 'http'"),
+        (("--port", "70000"), {}, "--port: must be less than or equal to 65535, not '70000'"),
+        (("--lr", "nan"), {}, "--lr: must be a finite number"),
+        (("--session-share", "0"), {}, "--session-share: must be greater than 0"),
+        ((), {"PRM_M": "many"}, "PRM_M: must be a valid integer, not 'many'"),
+        ((), {"METHOD": "dpo"}, "METHOD: must be 'combined', 'rl' or 'opd', not 'dpo'"),
+        (("--opd-top-k", "65"), {}, "--opd-top-k: must be less than or equal to 64"),
+        (
+            ("--opd-hints", "4", "--opd-top-k", "4"),
+            {},
+            "--opd-hints: must be less than or",
+        ),
+        (("--opd-subset", "both"), {}, "--opd-subset: must be 'student', 'teacher' or 'overlap'"),
+        (("--opd-tail", "maybe"), {}, "--opd-tail: must be a valid boolean"),
         (("--opd-hints", "2"), {}, "--opd-hints above 1 needs --opd-top-k"),
         (("--opd-top-k", "4", "--method", "rl"), {}, "--opd-top-k distils from hints"),
-        ((), {"OPENCLAW_RL_API_KEY": "a b"}, "OPENCLAW_RL_API_KEY must be printable"),
+        ((), {"OPENCLAW_RL_API_KEY": "a b"}, "OPENCLAW_RL_API_KEY: must be printable"),
         ((), {"OPENCLAW_RL_API_KEY": "a:b"}, "OPENCLAW_RL_API_KEY must not contain ':'"),
     ],
 )
@@ -74,10 +76,10 @@ def test_a_mistake_is_one_line_that_names_the_setting(words, environ, said):
     ("text", "said"),
     [
         ("[gatway]\nport = 1", "no section [gatway]; did you mean 'gateway'?"),
-        ("[gateway]\nprot = 1", "[gateway] has no 'prot'; did you mean 'port'?"),
-        ("[gateway]\nport = true", "[gateway] port: True is not a whole number"),
-        ("[gateway]\nport = 1.5", "[gateway] port: 1.5 is not a whole number"),
-        ("[gateway]\nhost = 5", "[gateway] host: 5 is not a text"),
+        ("[gateway]\nprot = 1", "[gateway] prot: there is no such setting; did you mean 'port'?"),
+        ("[gateway]\nport = true", "[gateway] port: must be a valid integer, not 'True'"),
+        ("[gateway]\nport = 1.5", "[gateway] port: must be a valid integer, not '1.5'"),
+        ("[gateway]\nhost = 5", "[gateway] host: must be a valid string, not '5'"),
         ("gateway = 5", "[gateway] must be a section"),
         ("[gateway", "is not valid TOML"),
     ],
@@ -122,3 +124,31 @@ def test_the_key_has_no_flag():
     parser = argparse.ArgumentParser()
     add_flags(parser)
     assert "api-key" not in parser.format_help()
+
+
+def test_the_whole_tree_is_shown_with_where_each_value_comes_from(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("[train]\nlr = 1e-3\n")
+    environ = {"PORT": "2222", "OPENCLAW_RL_API_KEY": "hush"}
+    text = render_config(load_config(flags("--opd-tail", "on"), environ, str(file)))
+    assert f"lr = 0.001  # file {file}" in text
+    assert "port = 2222  # environment PORT" in text
+    assert "opd_tail = true  # flag --opd-tail" in text
+    assert "w_rl = 1.0  # default" in text
+    assert "# api_key: set (environment OPENCLAW_RL_API_KEY)" in text
+    assert "hush" not in text
+    file.write_text(text)
+    again = load_config({}, {}, str(file))
+    assert (again.train.lr, again.gateway.port, again.train.opd_tail) == (1e-3, 2222, True)
+
+
+def test_every_default_is_a_value_that_its_setting_takes(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text(render_config(Config()))
+    assert load_config({}, {}, str(file)).model_dump() == Config().model_dump()
+
+
+def test_hooks_and_the_loops_beside_slime_have_the_defaults_of_the_tree():
+    args = hook_args(Config())
+    assert (args.prm_m, args.judge_concurrency, args.session_share) == (3, 8, 0.25)
+    assert args.max_sample_tokens is None

@@ -9,6 +9,7 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.config import load_config
+from openclaw_rl.errors import ConfigError
 from openclaw_rl.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.journal import Fates, SourceCount
 from openclaw_rl.openclaw.connect import OpenClaw, Served
@@ -228,28 +229,24 @@ async def test_doctor_where_nothing_runs(capsys, openclaw, model, tmp_path, monk
     [
         ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "5"}, "fail", "there are 8"),
         ({"ROLLOUT_GPUS": "2", "PRM_GPUS": "2"}, "fail", "leave 0 of ROLLOUT_GPUS=2"),
-        ({"NUM_GPUS": "many"}, "fail", "no number"),
         ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "4", "PRM_GPUS": "2"}, "ok", "8"),
-        ({"ROLLOUT_GPUS_PER_ENGINE": "0"}, "fail", "no cluster"),
-        ({"NUM_NODES": "0"}, "fail", "no cluster"),
         ({"NUM_GPUS": "99999999999"}, "fail", "no cluster"),
     ],
 )
 def test_case_35_gpu_shares(environ, level, said):
-    (finding,) = gpu_shares(environ)
+    (finding,) = gpu_shares(load_config({}, environ).slime)
     assert finding.level == level
     assert said in finding.words
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "٣", "-1", "abc", "1e3", " 8", "8.0"])
+@pytest.mark.parametrize("value", ["9" * 5000, "٣", "-1", "0", "abc", "1e3"])
 def test_case_35_a_share_that_is_no_number(value):
-    (finding,) = gpu_shares({"NUM_GPUS": value})
-    assert finding.level == "fail"
-    assert len(finding.words) < 100
+    with pytest.raises(ConfigError, match=r"^NUM_GPUS: must be"):
+        load_config({}, {"NUM_GPUS": value})
 
 
 def test_case_35_no_gpu_shares_are_no_finding():
-    assert list(gpu_shares({})) == []
+    assert list(gpu_shares(load_config({}, {}).slime)) == []
 
 
 async def test_status_tells_by_source_what_is_bound(capsys, served):

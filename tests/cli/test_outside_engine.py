@@ -13,9 +13,8 @@ import pytest
 
 from openclaw_rl import preflight
 from openclaw_rl.cli import main
-from openclaw_rl.config import load_config
+from openclaw_rl.config import hook_args, load_config
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.hook_args import hook_args
 from openclaw_rl.supervisor import MISCONFIGURED, leashed
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.vllm import FakeVLLM

@@ -14,8 +14,7 @@ from examples.quickstart.report import table
 from examples.quickstart.run import Plan, ended
 from examples.quickstart.talk import Exam
 from examples.quickstart.user import Verdict
-from openclaw_rl.config import load_config
-from openclaw_rl.settings import Config
+from openclaw_rl.config import Config, load_config
 from tests.fakes.model import tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -9,20 +9,37 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
+from openclaw_rl.config import (
+    Config,
+    DataConfig,
+    EngineConfig,
+    GatewayConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.gateway.app import serving
-from openclaw_rl.gateway.settings import GatewaySettings
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.types import Turn
 from tests.fakes.engine import FakeEngine
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.templates import QWEN3_LIKE
+
+LIMITS = {
+    "shutdown_seconds": ["app.SHUTDOWN_SECONDS"],
+    "journal_seconds": ["core.JOURNAL_SECONDS"],
+    "body_seconds": ["parts.BODY_SECONDS"],
+    "max_turns": ["parts.MAX_TURNS", "core.MAX_TURNS"],
+    "known_prompt_bytes": ["parts.KNOWN_PROMPT_BYTES"],
+}
+"""What a test may change that is no setting."""
 
 
 @dataclass
@@ -34,7 +51,7 @@ class World:
     client: AsyncOpenAI
     http: aiohttp.ClientSession
     journal: Journal
-    settings: GatewaySettings
+    config: Config
     tokenizer: ChatTokenizer
 
     async def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Any:
@@ -139,37 +156,40 @@ async def eventually(predicate: Callable[[], Any]) -> None:
 
 def whole_text(served: World, ids: Any) -> str:
     """The text of ids, special tokens included."""
-    backend = Tokenizer.from_file(str(Path(served.settings.model_path) / "tokenizer.json"))
+    backend = Tokenizer.from_file(str(Path(served.config.model.path) / "tokenizer.json"))
     return backend.decode(list(ids), skip_special_tokens=False)
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, model: Path, **changes: Any) -> AsyncIterator[World]:
-    """A gateway and its engine. `changes` are settings; `engine=` brings a fake of one's own."""
+async def world(
+    folder: Path, model: Path, *, top_k: int = 0, engine_api_key: str = "", **changes: Any
+) -> AsyncIterator[World]:
+    """A gateway and its engine. `changes` are settings of `[gateway]`, `engine_url`, or names of
+    `LIMITS`; `engine=` brings a fake of one's own."""
     tokenizer = ChatTokenizer.load(str(model))
     async with contextlib.AsyncExitStack() as stack:
         engine = changes.pop("engine", None)
         if engine is None:
             engine = await stack.enter_async_context(FakeEngine(tokenizer=tokenizer))
-        settings = GatewaySettings(
-            **{
-                "model_path": str(model),
-                "served_name": "tiny",
-                "journal_path": folder / "journal.db",
-                "port": 0,
-                "engine_url": engine.url,
-                "wait_seconds": 10.0,
-                "shutdown_seconds": 1.0,
-                **changes,
-            }
+        engine_url = changes.pop("engine_url", engine.url)
+        for name, value in {"shutdown_seconds": 1.0, **changes}.items():
+            for path in LIMITS.get(name, ()):
+                stack.enter_context(mock.patch(f"openclaw_rl.gateway.{path}", value))
+                changes.pop(name, None)
+        config = Config(
+            model=ModelConfig(path=str(model), served_name="tiny"),
+            data=DataConfig(path=str(folder)),
+            gateway=GatewayConfig(**{"port": 0, "engine_wait_seconds": 10.0, **changes}),
+            engine=EngineConfig(url=engine_url, api_key=engine_api_key),
+            train=TrainConfig(opd_top_k=top_k),
         )
-        url = await stack.enter_async_context(serving(settings))
-        client = AsyncOpenAI(base_url=f"{url}/v1", api_key=settings.api_key or "-", max_retries=0,
-                             timeout=20)  # fmt: skip
+        url = await stack.enter_async_context(serving(config))
+        client = AsyncOpenAI(base_url=f"{url}/v1", api_key=config.gateway.api_key or "-",
+                             max_retries=0, timeout=20)  # fmt: skip
         stack.push_async_callback(client.close)
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        journal = stack.enter_context(Journal.open(settings.journal_path))
-        yield World(url, engine, client, http, journal, settings, tokenizer)
+        journal = stack.enter_context(Journal.open(config.journal_path))
+        yield World(url, engine, client, http, journal, config, tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ async def test_what_nobody_expects_of_an_announcement_is_logged_and_the_next_one
 ) -> None:
     async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
         engine.adapters |= {"name-1": "/1", "name-2": "/2"}
-        async with world(tmp_path, model, engine=engine, engine_url=None) as served:
+        async with world(tmp_path, model, engine=engine, engine_url="") as served:
             announce(served.journal, engine.url, 1, abilities=["private"])  # no names in it
             await eventually(lambda: "AttributeError" in caplog.text)
             announce(served.journal, engine.url, 2)
@@ -135,7 +135,7 @@ async def test_an_engine_that_gives_fewer_candidates_than_are_kept_serves_all_th
     tokenizer = ChatTokenizer.load(str(model))
     async with FakeVLLM(tokenizer=tokenizer, max_logprobs=2) as engine:
         engine.adapters["name-1"] = "/1"
-        async with world(tmp_path, model, engine=engine, engine_url=None, top_k=3) as served:
+        async with world(tmp_path, model, engine=engine, engine_url="", top_k=3) as served:
             announce(served.journal, engine.url, 1, abilities={"top_logprobs": 2})
             engine.say("First.")
             assert await ask(served) == "First."

@@ -27,7 +27,12 @@ CALLS = (
 
 @contextlib.asynccontextmanager
 async def sdk(served, **options):
-    given = {"api_key": served.settings.api_key or "-", "max_retries": 0, "timeout": 20, **options}
+    given = {
+        "api_key": served.config.gateway.api_key or "-",
+        "max_retries": 0,
+        "timeout": 20,
+        **options,
+    }
     async with anthropic.AsyncAnthropic(base_url=served.url, **given) as client:
         yield client
 
@@ -288,7 +293,9 @@ async def test_case_11_keys_and_headers(tmp_path, model):
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_case_11_an_engine_that_is_away_is_overloaded(tmp_path, model, stream):
-    async with world(tmp_path, model, engine_url="http://127.0.0.1:9", wait_seconds=0.2) as served:
+    async with world(
+        tmp_path, model, engine_url="http://127.0.0.1:9", engine_wait_seconds=0.2
+    ) as served:
         with pytest.raises(anthropic.APIStatusError) as error:
             await ask(served, "hi", stream=stream)
         assert error.value.status_code == 529
@@ -298,7 +305,11 @@ async def test_case_11_an_engine_that_is_away_is_overloaded(tmp_path, model, str
 
 async def test_case_11_an_error_after_the_stream_began(tmp_path, model):
     async with world(
-        tmp_path, model, engine_url="http://127.0.0.1:9", wait_seconds=0.3, keepalive_seconds=0.05
+        tmp_path,
+        model,
+        engine_url="http://127.0.0.1:9",
+        engine_wait_seconds=0.3,
+        keepalive_seconds=0.05,
     ) as served:
         with pytest.raises(anthropic.APIStatusError) as error:
             await ask(served, "hi", stream=True)

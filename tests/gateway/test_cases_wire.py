@@ -185,7 +185,7 @@ async def test_case_05_a_client_that_leaves_ends_the_engines_work_and_records_no
 async def test_case_06_before_the_first_rollout_a_stream_is_kept_alive_and_then_served(
     tmp_path, model
 ):
-    async with world(tmp_path, model, engine_url=None, keepalive_seconds=0.05) as served:
+    async with world(tmp_path, model, engine_url="", keepalive_seconds=0.05) as served:
         assert (await served.get("/healthz"))["engine"]["state"] == "unknown"
         stream = await served.client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hello"}], stream=True
@@ -208,7 +208,7 @@ async def test_case_06_before_the_first_rollout_a_stream_is_kept_alive_and_then_
 
 
 async def test_case_06_without_a_stream_it_just_waits(tmp_path, model):
-    async with world(tmp_path, model, engine_url=None, keepalive_seconds=0.05) as served:
+    async with world(tmp_path, model, engine_url="", keepalive_seconds=0.05) as served:
         asking = asyncio.ensure_future(served.chat("hello"))
         await eventually(served.waiting)
         served.journal.publish("policy", served.engine.url, {}, 1.0)
@@ -226,7 +226,9 @@ async def test_case_06_a_request_during_a_weight_update_is_served_afterwards(ser
 
 
 async def test_case_06_an_engine_that_stays_away_is_a_503(tmp_path, model):
-    async with world(tmp_path, model, engine_url="http://127.0.0.1:9", wait_seconds=0.2) as served:
+    async with world(
+        tmp_path, model, engine_url="http://127.0.0.1:9", engine_wait_seconds=0.2
+    ) as served:
         body = {"messages": [{"role": "user", "content": "hi"}]}
         status, answer = await served.post(body)
         assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
@@ -237,7 +239,11 @@ async def test_case_06_an_engine_that_stays_away_is_a_503(tmp_path, model):
 
 async def test_case_06_an_engine_that_stays_away_ends_a_begun_stream_with_an_error(tmp_path, model):
     async with world(
-        tmp_path, model, engine_url="http://127.0.0.1:9", wait_seconds=0.3, keepalive_seconds=0.05
+        tmp_path,
+        model,
+        engine_url="http://127.0.0.1:9",
+        engine_wait_seconds=0.3,
+        keepalive_seconds=0.05,
     ) as served:
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
         async with served.http.post(f"{served.url}/v1/chat/completions", json=body) as response:

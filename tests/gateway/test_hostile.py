@@ -143,7 +143,7 @@ async def test_case_04_deep_nesting_of_blocks_is_served_or_refused(served, path,
 
 
 async def test_errors_are_told_in_the_words_of_the_dialect(tmp_path, model):
-    async with world(tmp_path, model, max_body_bytes=2000, max_inflight=1) as served:
+    async with world(tmp_path, model, max_body_mb=0.002, max_inflight=1) as served:
         big = json.dumps({"messages": [HI], "max_tokens": 1, "system": "x" * 3000}).encode()
         status, answer = await served.post(big, "/v1/messages")
         assert (status, answer["error"]["type"]) == (413, "request_too_large")

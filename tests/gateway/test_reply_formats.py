@@ -2,7 +2,7 @@
 
 import pytest
 
-from openclaw_rl.settings import Config, DataConfig
+from openclaw_rl.config import Config, DataConfig
 from openclaw_rl.status import read_status
 from tests.gateway.conftest import world
 from tests.wire.test_formats import CALLS, TOOLS

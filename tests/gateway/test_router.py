@@ -96,7 +96,7 @@ async def test_sessions_stay_with_an_engine_and_go_on_when_it_dies(tmp_path: Pat
         async with routed(*(server.url for _, server in servers.values())) as url:
             engine = SimpleNamespace(url=url)
             async with world(
-                tmp_path, path, engine=engine, engine_api_key=KEY, wait_seconds=60.0
+                tmp_path, path, engine=engine, engine_api_key=KEY, engine_wait_seconds=60.0
             ) as served:
                 homes = {name: await ask(served, name) for name in names}
                 assert set(homes.values()) == {"1", "2"}

@@ -1,7 +1,6 @@
 """The service around the turns: keys, limits, errors, health, feedback, restart, shutdown."""
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import logging
@@ -20,6 +19,7 @@ from openai import (
 )
 
 from openclaw_rl import __version__
+from openclaw_rl.config import DataConfig
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.gateway.app import run
@@ -383,12 +383,12 @@ async def test_after_a_restart_the_replies_come_back_as_they_were_written(tmp_pa
         ]  # fmt: skip
 
 
-async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path):
-    settings = dataclasses.replace(
-        served.settings, journal_path=tmp_path / "other.db", shutdown_seconds=10.0
-    )
+async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path, monkeypatch):
+    monkeypatch.setattr("openclaw_rl.gateway.app.SHUTDOWN_SECONDS", 10.0)
+    config = served.config.model_copy(update={"data": DataConfig(path=str(tmp_path / "other"))})
+    config.journal_path.parent.mkdir()
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.ensure_future(run(settings, stop, on_ready=ready.set_result))
+    running = asyncio.ensure_future(run(config, stop, on_ready=ready.set_result))
     served.engine.gated = True
     served.engine.say("to the very end")
     await served.engine.allow(1)
@@ -397,26 +397,26 @@ async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path):
             model="tiny", messages=[user("hi")], stream=True
         )
         stop.set()
-        await refused(settings, await ready)
+        await refused(config, await ready)
         await served.engine.open_gate()
         text = ""
         async for chunk in stream:
             text += chunk.choices[0].delta.content or ""
     assert text == "to the very end"
     await running
-    with Journal.open(settings.journal_path, create=False) as journal:
+    with Journal.open(config.journal_path, create=False) as journal:
         assert journal.fates().main == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_reply_that_outlasts_the_stop_ends_with_an_error_that_says_so(
-    served, tmp_path, stream
+    served, tmp_path, monkeypatch, stream
 ):
-    settings = dataclasses.replace(
-        served.settings, journal_path=tmp_path / "other.db", shutdown_seconds=0.2
-    )
+    monkeypatch.setattr("openclaw_rl.gateway.app.SHUTDOWN_SECONDS", 0.2)
+    config = served.config.model_copy(update={"data": DataConfig(path=str(tmp_path / "other"))})
+    config.journal_path.parent.mkdir()
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.ensure_future(run(settings, stop, on_ready=ready.set_result))
+    running = asyncio.ensure_future(run(config, stop, on_ready=ready.set_result))
     served.engine.gated = True
     served.engine.say("never to the end")
     await served.engine.allow(1)
@@ -438,16 +438,18 @@ async def test_a_reply_that_outlasts_the_stop_ends_with_an_error_that_says_so(
     assert status == (200 if stream else 503)
     assert '"code": "stopping"' in text or '"code":"stopping"' in text
     await asyncio.wait_for(running, 10)
-    with Journal.open(settings.journal_path, create=False) as journal:
+    with Journal.open(config.journal_path, create=False) as journal:
         assert journal.fates().main == 0
 
 
-async def refused(settings, url):
+async def refused(config, url):
     """Until nothing listens any more."""
 
     async def closed():
         try:
-            _, writer = await asyncio.open_connection(settings.host, int(url.rsplit(":", 1)[1]))
+            _, writer = await asyncio.open_connection(
+                config.gateway.host, int(url.rsplit(":", 1)[1])
+            )
         except ConnectionError:
             return True
         writer.close()
@@ -457,7 +459,7 @@ async def refused(settings, url):
 
 
 async def test_an_engine_that_moves_is_found(tmp_path, model):
-    async with world(tmp_path, model, engine_url=None) as served:
+    async with world(tmp_path, model, engine_url="") as served:
         served.journal.publish("policy", served.engine.url, {}, 1.0)
         assert (await served.chat("one")).finish_reason == "stop"
         await served.engine.stop()

@@ -12,8 +12,8 @@ import json
 
 import pytest
 
+from openclaw_rl.config import GatewayConfig
 from openclaw_rl.gateway.replies import pace
-from openclaw_rl.gateway.settings import GatewaySettings
 from tests.gateway.conftest import world
 
 
@@ -45,7 +45,7 @@ async def sent_during(seconds: float, *, every: float, cost: float = 0.0) -> lis
 
 
 async def test_a_stall_of_200_seconds_is_filled_at_a_steady_pace():
-    every = GatewaySettings("m", "m", "j").keepalive_seconds
+    every = GatewayConfig().keepalive_seconds
     assert every <= 82 / 2  # one may be lost
     sent = await sent_during(200, every=every)
     assert sent == [every * n for n in range(1, int(200 / every) + 1)]

@@ -14,7 +14,6 @@ import pytest
 
 from openclaw_rl.config import load_config
 from openclaw_rl.slime.plan import Plan, make_plan
-from openclaw_rl.slime.settings import LaunchConfig
 from tests.launch.models import CONFIGS
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +54,7 @@ class Place:
     def plan(self, *flags: str, **environ: str) -> Plan:
         """The plan of `flags` under these variables; an empty one is taken out."""
         given = {name: value for name, value in {**self.environ, **environ}.items() if value}
-        config = load_config({}, given, tree=LaunchConfig)
+        config = load_config({}, given)
         return make_plan(config, flags or FLAGS, given, python="python3")
 
     def run(self, method: str, *flags: str, cwd: Path | None = None, **environ: str):

@@ -1,13 +1,11 @@
 """docs/slime.md says what is there."""
 
-import dataclasses
 import re
 import shlex
-import typing
 
 from benchmarks.slime_memory import QWEN3_8B, markdown
-from openclaw_rl.slime.plan import HOOKS
-from openclaw_rl.slime.settings import LaunchConfig, is_used
+from openclaw_rl.config import settings
+from openclaw_rl.slime.plan import HOOKS, is_used
 from tests.launch.kit import ROOT, SCRIPTS
 
 DOC = (ROOT / "docs" / "slime.md").read_text()
@@ -16,13 +14,7 @@ DOC = (ROOT / "docs" / "slime.md").read_text()
 def test_every_variable_is_in_the_table():
     table = DOC[DOC.index("| variable |") : DOC.index("Keys reach the job")]
     told = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", table))
-    sections = typing.get_type_hints(LaunchConfig)
-    known = {
-        item.metadata["env"]
-        for section in dataclasses.fields(LaunchConfig)
-        for item in dataclasses.fields(sections[section.name])
-        if item.metadata["env"] and is_used(f"{section.name}.{item.name}")
-    }
+    known = {setting.env for setting in settings() if setting.env and is_used(setting)}
     text = "".join(path.read_text() for path in [*SCRIPTS.values(), *ROOT.glob("scripts/*.sh")])
     known |= set(re.findall(r"\$\{([A-Z][A-Z0-9_]+):-", text))
     assert not known - told

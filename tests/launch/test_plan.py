@@ -7,12 +7,10 @@ from argparse import Namespace
 import pytest
 import yaml
 
-from openclaw_rl.cli import build_parser
-from openclaw_rl.config import load_config
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.slime.checks import option
 from openclaw_rl.slime.plan import runtime_env
-from openclaw_rl.slime.services import command
+from openclaw_rl.slime.services import services_config
 from tests.launch.kit import FLAGS, model_folder
 from tests.launch.models import CONFIGS
 
@@ -132,7 +130,7 @@ def test_keys_are_in_the_jobs_environment_and_nowhere_else(place):
 
 
 def test_services_understand_what_the_hooks_are_told(place):
-    """The file goes to slime's args, from there to the command lines of gateway and judge."""
+    """The file goes to slime's args, from there to gateway and judge."""
     plan = place.plan(
         "--sglang-context-length", "16384",
         "--rollout-max-response-len", "1024",
@@ -145,19 +143,13 @@ def test_services_understand_what_the_hooks_are_told(place):
         custom_rm_path=option(plan.train, "--custom-rm-path"),
         **hooks(plan),
     )
-    configs = {}
-    for name in ("serve", "judge"):
-        words = command(args, name)
-        options = vars(build_parser().parse_args(words[words.index(name) :]))
-        configs[name] = load_config({k: v for k, v in options.items() if "." in k}, {})
-    serve, judge = configs["serve"], configs["judge"]
-    assert serve.journal_path == place.data / "journal.db" == judge.journal_path
-    assert (serve.gateway.port, serve.gateway.temperature) == (31999, 0.7)
-    assert (serve.gateway.context_length, serve.gateway.max_tokens) == (16384, 1024)
-    assert serve.train.opd_top_k == 4, "the gateway has to ask for the policy's candidates"
-    assert judge.reward_path == "openclaw_rl.rewards.combined.custom_rm"
-    assert judge.judge.prm_model_path == str(place.prm)
-    assert (judge.judge.prm_m, judge.train.w_opd, judge.train.opd_top_k) == (5, 0.5, 4)
+    config = services_config(args, {})
+    assert config.journal_path == place.data / "journal.db"
+    assert (config.gateway.port, config.gateway.temperature) == (31999, 0.7)
+    assert (config.gateway.context_length, config.gateway.max_tokens) == (16384, 1024)
+    assert config.reward_path == "openclaw_rl.rewards.combined.custom_rm"
+    assert config.judge.prm_model_path == str(place.prm)
+    assert (config.judge.prm_m, config.train.w_opd, config.train.opd_top_k) == (5, 0.5, 4)
 
 
 def test_a_teacher_must_speak_the_policys_tokens(place):

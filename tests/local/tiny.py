@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from openclaw_rl.config import Config, TrainConfig, hook_args
 from openclaw_rl.hooks import Sample
 from openclaw_rl.local.train_args import complete
 
@@ -39,7 +40,8 @@ def peft_model(seed: int = 0, dtype: torch.dtype = torch.float64, rank: int = 4)
 
 def train_args(tmp_path: Any = "unused", **changes: Any) -> Namespace:
     """Complete trainer arguments; `changes` override."""
-    given: dict[str, Any] = {"save": str(tmp_path), "lr": 1e-2, "gradient_checkpointing": "off"}
+    train = TrainConfig(save=str(tmp_path), lr=1e-2, gradient_checkpointing="off")
+    given = vars(hook_args(Config(train=train)))
     return complete(Namespace(**(given | changes)), on_gpu=False)
 
 

@@ -103,7 +103,7 @@ async def live(folder: Path) -> Story:
     story = Story()
     async with contextlib.AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire(""))
-        first = world(folder / "first", model, engine=engine, default_max_tokens=64)
+        first = world(folder / "first", model, engine=engine, max_tokens=64)
         async with engine, first as served:
             wire.upstream = served.url
             openclaw = await stack.enter_async_context(RealOpenClaw(folder / "openclaw", wire.url))

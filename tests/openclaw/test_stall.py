@@ -31,7 +31,7 @@ async def test_a_real_openclaw_outlives_a_stall(tmp_path: Path, tokens: int):
         pytest.skip(reason)
     model = tiny_tokenizer(tmp_path / "tiny")
     (model / "config.json").write_text("{}")
-    limits = {"context_length": CONTEXT, "default_max_tokens": 64}
+    limits = {"context_length": CONTEXT, "max_tokens": 64}
     async with (
         world(tmp_path / "data", model, **limits) as served,
         RealOpenClaw(tmp_path / "openclaw", served.url) as openclaw,

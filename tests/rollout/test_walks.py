@@ -106,7 +106,7 @@ async def walk(folder: Path, model: Path, steps: list[dict[str, Any]]) -> None:
         turns = ready(served)
         assert served.journal.fates().balanced()
         if turns:
-            args = arguments(served.settings.journal_path, len(turns), max_staleness=10_000)
+            args = arguments(served.config.journal_path, len(turns), max_staleness=10_000)
             output = await asyncio.to_thread(generate_rollout, args, 0, None)
             check(samples_of(output), turns, sampled)
 

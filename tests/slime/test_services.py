@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.config import load_config
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
-from openclaw_rl.slime.services import Services, _ask, command, gateway_url
+from openclaw_rl.slime.services import Services, _ask, gateway_url, services_config
 from tests.e2e.system import free_port
 from tests.fakes.model import tiny_tokenizer
 
@@ -28,34 +27,19 @@ def arguments(tmp_path: Path, **given) -> Namespace:
     return Namespace(**{**fields, **given})
 
 
-def flags(words: list[str]) -> dict[str, str]:
-    at = words.index("--supervised") + 1
-    return dict(zip(words[at::2], words[at + 1 :: 2], strict=True))
-
-
 def test_slimes_settings_reach_gateway_and_judge(tmp_path: Path):
     args = arguments(
         tmp_path, gateway_port=31234, gateway_host="127.0.0.1", prm_m=5, judge_url="http://j/v1",
         judge_timeout=9.5, w_rl=0.0, w_opd=1.0, reward_key="quality",
     )  # fmt: skip
-    data = str(tmp_path / "data")
-    assert flags(command(args, "serve")) == {
-        "--model": "/models/policy", "--data": data, "--temperature": "0.7",
-        "--host": "127.0.0.1", "--port": "31234",
-    }  # fmt: skip
-    assert flags(command(args, "judge")) == {
-        "--model": "/models/policy", "--data": data, "--custom-rm-path": "./my rewards/file.py",
-        "--judge-url": "http://j/v1", "--prm-m": "5", "--judge-timeout": "9.5",
-        "--reward-key": "quality", "--w-rl": "0.0", "--w-opd": "1.0",
-    }  # fmt: skip
-
-
-def test_past_conversations_are_read_as_the_gateway_reads_live_ones(tmp_path: Path):
-    args = arguments(tmp_path, gateway_reply_format="glm", gateway_context_length=4096, prm_m=5)
-    assert flags(command(args, "replay")) == {
-        "--model": "/models/policy", "--data": str(tmp_path / "data"),
-        "--reply-format": "glm", "--context-length": "4096",
-    }  # fmt: skip
+    config = services_config(args, {"PRM_API_KEY": "k"})
+    assert config.journal_path == tmp_path / "data" / "journal.db"
+    assert (config.model.path, config.gateway.temperature) == ("/models/policy", 0.7)
+    assert (config.gateway.port, config.judge.judge_url) == (31234, "http://j/v1")
+    assert config.reward_path == "./my rewards/file.py"
+    judge, train = config.judge, config.train
+    assert (judge.prm_m, judge.timeout_seconds, judge.reward_key) == (5, 9.5, "quality")
+    assert (train.w_rl, train.w_opd, judge.prm_api_key) == (0.0, 1.0, "k")
 
 
 @pytest.mark.slow
@@ -82,21 +66,9 @@ def test_past_conversations_in_the_data_folder_are_learnt_from_once(tmp_path: Pa
         services.close()
 
 
-def test_both_services_know_of_a_distillation_over_the_top_k(tmp_path: Path):
-    args = arguments(tmp_path, opd_top_k=4, opd_hints=3, opd_tail=True)
-    assert flags(command(args, "serve"))["--opd-top-k"] == "4"
-    own = {"--opd-top-k": "4", "--opd-hints": "3", "--opd-tail": "True"}
-    assert own.items() <= flags(command(args, "judge")).items()
-    assert load_config({"train.opd_tail": "True"}, {}).train.opd_tail
-
-
-def test_the_command_line_takes_every_flag(tmp_path: Path):
-    from openclaw_rl.cli import build_parser
-
-    args = arguments(tmp_path, gateway_max_inflight=3, prm_m=5, judge_concurrency=2, w_opd=0.5)
-    for name in ("serve", "judge", "replay"):
-        options = build_parser().parse_args(command(args, name)[3:])
-        assert options.command == name
+def test_the_services_know_of_a_distillation_over_the_top_k(tmp_path: Path):
+    train = services_config(arguments(tmp_path, opd_top_k=4, opd_hints=3, opd_tail=True), {}).train
+    assert (train.opd_top_k, train.opd_hints, train.opd_tail) == (4, 3, True)
 
 
 def test_a_journal_that_the_services_would_not_find_is_refused(tmp_path: Path):
