@@ -144,8 +144,7 @@ class GatewayConfig(_Section):
     """tokens of context (0: as the model's own configuration)"""
     reply_format: str = "auto"
     """how the model writes tool calls and reasoning: auto (as its chat template says), hermes,
-    qwen3-coder, deepseek, glm, kimi, llama3, gpt-oss; sglang (SGLang's own parser for what the
-    template says) or sglang:NAME"""
+    qwen3-coder, deepseek, glm, kimi, llama3, gpt-oss"""
     keepalive_seconds: PositiveFloat = 10.0
     """a waiting stream gets an empty chunk this often"""
     engine_wait_seconds: NonNegativeFloat = 600.0

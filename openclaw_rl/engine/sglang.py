@@ -11,7 +11,6 @@ from openclaw_rl.engine.scores import read_scores, scoring_body
 from openclaw_rl.engine.types import Abilities, Adapter, Scores
 from openclaw_rl.errors import EngineError
 
-
 _LARGE_PIECE = 256
 """Tokens of an event where nobody reads along: what a lost connection may cost."""
 

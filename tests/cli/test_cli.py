@@ -1,5 +1,6 @@
 """The command line: help that teaches, and one line for each misuse before anything starts."""
 
+import io
 import socket
 
 import pytest
@@ -62,6 +63,7 @@ def test_only_a_lasting_error_of_a_loop_ends_the_whole(monkeypatch, capsys, erro
 
     monkeypatch.setattr("openclaw_rl.cli._train", fail)
     monkeypatch.setattr("openclaw_rl.cli.stop_with_parent", lambda: None)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
     assert main(["train", "--supervised"]) == status
     assert main(["train"]) == 2
     assert "openclaw-rl: it went wrong" in capsys.readouterr().err

@@ -9,8 +9,8 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.config import load_config
-from openclaw_rl.errors import ConfigError
 from openclaw_rl.doctor import Finding, examine, gpu_shares, window
+from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Fates, SourceCount
 from openclaw_rl.openclaw.connect import OpenClaw, Served
 from tests.fakes.model import tiny_tokenizer
@@ -229,7 +229,11 @@ async def test_doctor_where_nothing_runs(capsys, openclaw, model, tmp_path, monk
     [
         ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "5"}, "fail", "there are 8"),
         ({"ROLLOUT_GPUS": "2", "PRM_GPUS": "2"}, "fail", "leave 0 of ROLLOUT_GPUS=2"),
-        ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "4", "PRM_GPUS": "2"}, "ok", "8"),
+        (
+            {"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "4", "PRM_GPUS": "2"},
+            "ok",
+            "PRM_GPUS 2",
+        ),
         ({"NUM_GPUS": "99999999999"}, "fail", "no cluster"),
     ],
 )
