@@ -7,6 +7,7 @@ passed on as it is, to child processes as JSON. Every mistake is a `ConfigError`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import ipaddress
 import json
@@ -54,10 +55,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _address(url: str) -> str:
-    parts = urlsplit(url)
-    if url and not (parts.scheme in ("http", "https") and parts.hostname and parts.port != 0):
-        raise ValueError("must be a server's address, like http://127.0.0.1:8000")
-    return url
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if not url or (parts.scheme in ("http", "https") and parts.hostname and parts.port != 0):
+            return url
+    raise ValueError("give the server's address, like http://127.0.0.1:8000")
 
 
 def _header(key: str) -> str:
@@ -623,8 +625,9 @@ def _one_line(
         return ConfigError(f"{origin(name)}: there is no such setting{_similar(name, kind)}")
     words = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
     words = re.sub(r", (unable|got) .*", "", words)
-    quoted = f", not {str(first['input'])[:80]!r}" if kind.model_fields[name].repr else ""
-    return ConfigError(f"{origin(name)}: {words}{quoted}")
+    if first["type"] != "value_error":  # those of this module, about keys and addresses
+        words += f", not {str(first['input'])[:80]!r}"
+    return ConfigError(f"{origin(name)}: {words}")
 
 
 def render_config(config: Config) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
-from openclaw_rl.config import METHODS, Config
+from openclaw_rl.config import METHODS, settings
 
 VARIABLES = ("METHOD", "UPDATES", "EVERY", "SEED")
 """Each of these environment variables is the default of the flag of its name."""
@@ -77,12 +76,7 @@ def without_settings(environ: Mapping[str, str], keep: Collection[str] = ()) -> 
 
     The recipe alone says how the quickstart runs, whatever the caller has exported.
     """
-    tree = Config()
-    declared = {
-        item.metadata["env"]
-        for section in fields(tree)
-        for item in fields(getattr(tree, section.name))
-    }
+    declared = {setting.env for setting in settings()}
     return {key: value for key, value in environ.items() if key in keep or key not in declared}
 
 

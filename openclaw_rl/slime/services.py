@@ -82,7 +82,9 @@ class Services:
             raise ConfigError(f"start_services: a list of {', '.join(SERVICES)}, not {wanted!r}")
         self._args = args
         self._children: dict[str, _Child] = {}
-        self._config = services_config(args, environment()).model_dump_json()
+        self._config = ""
+        if self._wanted:
+            self._config = services_config(args, environment()).model_dump_json()
 
     def ensure(self) -> None:
         """Start what is wanted and neither ours nor answering. Raises as `check`."""

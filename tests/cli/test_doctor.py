@@ -42,7 +42,7 @@ def openclaw(tmp_path, monkeypatch):
 @pytest.fixture
 async def served(tmp_path, model, monkeypatch):
     async with world(tmp_path / "data", model, api_key=KEY, context_length=32000,
-                     default_max_tokens=4000) as made:  # fmt: skip
+                     max_tokens=4000) as made:  # fmt: skip
         monkeypatch.setenv("OPENCLAW_RL_API_KEY", KEY)
         monkeypatch.setenv("PORT", made.url.rpartition(":")[2])
         monkeypatch.setenv("DATA_PATH", str(tmp_path / "data"))
@@ -245,7 +245,7 @@ def test_case_35_gpu_shares(environ, level, said):
 
 @pytest.mark.parametrize("value", ["9" * 5000, "٣", "-1", "0", "abc", "1e3"])
 def test_case_35_a_share_that_is_no_number(value):
-    with pytest.raises(ConfigError, match=r"^NUM_GPUS: must be"):
+    with pytest.raises(ConfigError, match="NUM_GPUS: "):
         load_config({}, {"NUM_GPUS": value})
 
 

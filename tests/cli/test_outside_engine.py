@@ -34,7 +34,7 @@ URL = "http://127.0.0.1:8000"
         ({"engine.url": f"{URL}/v1/completions"}, "--engine-url: give the server itself"),
         ({"judge.teacher_url": f"{URL}/v1"}, "--teacher-url: give the server itself"),
         ({"engine.url": URL, "engine.adapter_dir": "/proc/none"}, "--adapter-dir: cannot make"),
-        ({"train.tis_clip": "-0.5"}, "--tis-clip -0.5: it is -1, or at least 0"),
+        ({"train.tis_clip": "-0.5"}, "--tis-clip -0.5: must be -1, or at least 0"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(flags: dict[str, str], words: str) -> None:
@@ -161,7 +161,7 @@ def test_an_address_must_be_one(name: str, url: str) -> None:
 @pytest.mark.parametrize("key", ["two\nlines", "clé", "with space"])
 @pytest.mark.parametrize("name", ["ENGINE_API_KEY", "PRM_API_KEY", "JUDGE_API_KEY"])
 def test_a_key_that_cannot_be_sent_is_said_and_not_shown(name: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be printable ASCII") as caught:
+    with pytest.raises(ConfigError, match=f"{name}: must be printable ASCII") as caught:
         load_config({}, {name: key}, None)
     assert key not in str(caught.value)
 

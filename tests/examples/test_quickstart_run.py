@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,11 @@ from examples.quickstart.report import table
 from examples.quickstart.run import Plan, ended
 from examples.quickstart.talk import Exam
 from examples.quickstart.user import Verdict
-from openclaw_rl.config import Config, load_config
+from openclaw_rl.config import load_config, settings
 from tests.fakes.model import tiny_model
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples" / "quickstart" / "recipe.toml"
-
-
-def declared() -> list[str]:
-    tree = Config()
-    items = [item for part in fields(tree) for item in fields(getattr(tree, part.name))]
-    return [item.metadata["env"] for item in items if item.metadata["env"]]
 
 
 def start(folder: Path, **environ: str) -> subprocess.Popen[str]:
@@ -41,7 +34,7 @@ def start(folder: Path, **environ: str) -> subprocess.Popen[str]:
 
 
 def test_no_setting_of_the_callers_environment_reaches_the_system():
-    environ = dict.fromkeys(declared(), "abc") | {"PATH": "/bin"}
+    environ = {one.env: "abc" for one in settings() if one.env} | {"PATH": "/bin"}
     kept = without_settings(environ)
     assert kept == {"PATH": "/bin"}
     assert load_config({}, kept, str(RECIPE)).train.w_opd == 2.0

@@ -34,9 +34,9 @@ async def ask(served: World) -> str:
     return answer.choices[0].message.content or ""
 
 
-@pytest.mark.parametrize("engine_url", [None])
+@pytest.mark.parametrize("engine_url", [""])
 async def test_new_requests_use_the_new_version_and_the_old_one_is_in_use_to_the_end(
-    tmp_path: Path, model: Path, engine_url: None
+    tmp_path: Path, model: Path, engine_url: str
 ) -> None:
     async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
         engine.adapters |= {"name-1": "/1", "name-2": "/2"}
@@ -70,7 +70,7 @@ async def test_what_the_host_found_that_the_engine_can_do_is_known_here(
     """At a temperature other than 1 only processed log-probs are those of the policy."""
     async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
         engine.adapters["name-1"] = "/1"
-        changes = {"engine": engine, "engine_url": None, "temperature": 0.6}
+        changes = {"engine": engine, "engine_url": "", "temperature": 0.6}
         async with world(tmp_path, model, **changes) as served:
             engine.say("Fine.")
             able = {"any_temperature": processed, "of_a_later_release": 1}

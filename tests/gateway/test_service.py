@@ -80,7 +80,7 @@ async def test_a_body_that_is_too_large_is_a_413(tmp_path, model, chunked):
     async def pieces(data):
         yield data
 
-    async with world(tmp_path, model, max_body_bytes=1000) as served:
+    async with world(tmp_path, model, max_body_mb=0.001) as served:
         data = json.dumps({"messages": [user("x" * 2000)]}).encode()
         body = pieces(data) if chunked else data
         async with served.http.post(f"{served.url}/v1/chat/completions", data=body) as response:

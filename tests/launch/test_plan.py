@@ -165,7 +165,7 @@ def test_a_teacher_must_speak_the_policys_tokens(place):
     [
         ({"ACTOR_GPUS": "6", "ROLLOUT_GPUS": "4"}, "are 10 GPUs, but there are 8"),
         ({"PRM_GPUS": "4"}, "PRM_GPUS=4 leave 0 of ROLLOUT_GPUS=4"),
-        ({"NUM_GPUS": "x"}, "NUM_GPUS: 'x' is not a whole number"),
+        ({"NUM_GPUS": "x"}, "NUM_GPUS: must be a valid integer, not 'x'"),
         ({"MODEL_PATH": ""}, "MODEL_PATH is not set"),
         ({"MODEL_PATH": "models/Qwen3-8B"}, "MODEL_PATH is a relative path"),
         ({"MODEL_PATH": "/no/such folder"}, "MODEL_PATH: there is no folder /no/such folder"),
@@ -180,7 +180,7 @@ def test_a_teacher_must_speak_the_policys_tokens(place):
         ({"TEACHER": "teacher"}, "TEACHER is a relative path"),
         ({"NUM_NODES": "2"}, "NUM_NODES=2 needs MASTER_ADDR"),
         ({"NUM_NODES": "2", "MASTER_ADDR": "127.0.0.1"}, "NUM_NODES=2 needs MASTER_ADDR"),
-        ({"USE_LORA": "yes"}, "USE_LORA: 'yes' is none of 0, 1"),
+        ({"USE_LORA": "maybe"}, "USE_LORA: must be a valid boolean"),
     ],
 )
 def test_case_35_misuse_is_one_line(place, environ, words):
