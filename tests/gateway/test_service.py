@@ -87,7 +87,7 @@ async def test_a_body_that_is_too_large_is_a_413(tmp_path, model, chunked):
             assert response.status == 413
             error = (await response.json())["error"]
         assert error["code"] == "request_too_large"
-        assert "1000" in error["message"]
+        assert "1048" in error["message"]
         assert (await served.chat("hi")).finish_reason == "stop"
 
 
