@@ -248,7 +248,7 @@ def _serve(config: Config, supervised: bool) -> int:
 
 
 def _judge(config: Config, _: bool) -> int:
-    from openclaw_rl.judge.service import run_judge
+    from openclaw_rl.judge.worker import run_judge
 
     preflight.check_model(config)
     preflight.check_data(config)
