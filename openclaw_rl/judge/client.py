@@ -47,11 +47,6 @@ class EngineClient:
     def __init__(self, engine: Engine, chat: ChatTokenizer) -> None:
         self._engine, self._chat = engine, chat
         self._use_schema = True
-        self.context_tokens = chat.context_length
-
-    async def count(self, prompt: Prompt) -> int | None:
-        """Tokens of the prompt."""
-        return len((await asyncio.to_thread(self._render, prompt))[1])
 
     async def complete(
         self, prompt: Prompt, *, schema: Mapping[str, Any], temperature: float, max_tokens: int
@@ -96,8 +91,6 @@ class OpenAIClient:
     """A model at an OpenAI-compatible address (`https://host`, `https://host/v1`, or the full path
     of its chat completions)."""
 
-    context_tokens = None
-
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
         import openai  # takes a second, and few judges need it
 
@@ -112,10 +105,6 @@ class OpenAIClient:
         self._errors, self._model = openai, model or openai.omit
         self._use_schema = self._use_temperature = True
         self._limit_name = "max_tokens"
-
-    async def count(self, prompt: Prompt) -> int | None:
-        """None: only the endpoint knows."""
-        return None
 
     async def complete(
         self, prompt: Prompt, *, schema: Mapping[str, Any], temperature: float, max_tokens: int

@@ -59,10 +59,10 @@ class Models:
         self._loading = asyncio.Lock()
         self._tokenizers: dict[str, ChatTokenizer] = {}
         self._places: dict[Role, Endpoint] = {}
+        """Where each role was found last."""
         self._engines: dict[Role, Engine] = {}
-        self._pools: list[Any] = []
-        self._clients: dict[Role, EngineClient] = {}
-        self._elsewhere: dict[tuple[Role, str], OpenAIClient] = {}
+        self._clients: dict[tuple[Role, str], JudgeClient] = {}
+        self._open: list[Any] = []
         self.counters: Counter[str] = Counter()
 
     def count(self, name: str, n: int = 1) -> None:
@@ -89,19 +89,10 @@ class Models:
         With `args.opd_top_k` the hint is chosen by the candidates of policy and teacher.
         """
         k = int(self._args.opd_top_k)
-        place = await self._find("teacher")
-        chat = await self._tokenizer(self._args.hf_checkpoint)
-        limits = (chat.context_length, place.info.get("context_length"))
+        await self._find("teacher")
+        engine, chat = self._engine("teacher"), await self._tokenizer(self._args.hf_checkpoint)
         asked = [
-            score_with_hint(
-                self._engine("teacher", place),
-                chat,
-                sample,
-                hint,
-                top=teacher_list(k),
-                context=min(filter(None, limits), default=None),
-                count=self.count,
-            )
+            score_with_hint(engine, chat, sample, hint, top=teacher_list(k), count=self.count)
             for hint in hints
         ]
         try:
@@ -145,8 +136,8 @@ class Models:
 
     async def close(self) -> None:
         """Close all connections."""
-        for client in (*self._engines.values(), *self._pools, *self._elsewhere.values()):
-            await client.close()
+        for one in self._open:
+            await one.close()
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -168,7 +159,7 @@ class Models:
         return getattr(self._args, f"{role}_{name}")
 
     async def _find(self, role: Role) -> Endpoint:
-        """Where the model of a role is now."""
+        """Where the model of a role is now, for the requests that follow."""
         url: str | None = self._of(role, "url")
         found = None
         for name in ("policy",) if url else _PUBLISHED_AS[role]:
@@ -181,38 +172,37 @@ class Models:
             info = {"engine": published.get("engine") if kind == "auto" else kind}
             if found is not None and found.url.rstrip("/") == url.rstrip("/"):
                 info["key"] = published.get("key")
-            return Endpoint(role=role, url=url, info=info, published=0.0)
+            found = Endpoint(role=role, url=url, info=info, published=0.0)
         if found is None:
             raise EngineUnavailable(f"no engine serves as {role} yet")
+        self._places[role] = found
         return found
 
     async def _client(self, role: Role) -> JudgeClient:
-        place = await self._find(role)
-        model = self._of(role, "model")
-        if self._of(role, "url") and is_openai(place.url, model):
-            if (role, place.url) not in self._elsewhere:
-                key = self._of(role, "api_key")
-                self._elsewhere[role, place.url] = OpenAIClient(place.url, model, key)
-            return self._elsewhere[role, place.url]
+        url, model = (await self._find(role)).url, self._of(role, "model")
+        elsewhere = self._of(role, "url") and is_openai(url, model)
+        name = (role, url if elsewhere else "")
+        if name in self._clients:
+            return self._clients[name]
+        if elsewhere:
+            client = OpenAIClient(url, model, self._of(role, "api_key"))
+            self._open.append(client)
+            return self._clients.setdefault(name, client)
         path = self._of(role, "model_path") or self._args.hf_checkpoint
-        chat, engine = await self._tokenizer(path), self._engine(role, place)
-        client = self._clients.setdefault(role, EngineClient(engine, chat))
-        limits = (chat.context_length, place.info.get("context_length"))
-        client.context_tokens = min(filter(None, limits), default=None)
-        return client
+        chat = await self._tokenizer(path)
+        return self._clients.setdefault(name, EngineClient(self._engine(role), chat))
 
-    def _engine(self, role: Role, place: Endpoint) -> Engine:
-        self._places[role] = place
+    def _engine(self, role: Role) -> Engine:
         if role not in self._engines:
             pool = connections(self._key(role))
-            self._pools.append(pool)
-            self._engines[role] = Engine(
+            engine = self._engines[role] = Engine(
                 lambda: dialect_of(self._places[role].info.get("engine")),
                 lambda: self._places[role].url,
                 pool,
                 key=lambda: self._places[role].info.get("key"),
                 wait_seconds=_ENGINE_WAIT_SECONDS,
             )
+            self._open += [engine, pool]
         return self._engines[role]
 
     def _key(self, role: Role) -> str | None:

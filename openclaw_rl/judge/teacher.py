@@ -67,7 +67,6 @@ async def score_with_hint(
     hint: str,
     *,
     top: int,
-    context: int | None,
     count: Callable[[str], None],
 ) -> Scores | None:
     """The teacher's log-prob of each response token after the hinted prompt, and the `top`
@@ -87,11 +86,7 @@ async def score_with_hint(
 
     try:
         prompt = await asyncio.to_thread(encode)
-        ids = [*prompt, *response_ids(sample)]
-        if context is not None and len(ids) > context:
-            count("teacher_overflow")
-            return None
-        return await engine.score_top(ids, len(prompt), top)
+        return await engine.score_top([*prompt, *response_ids(sample)], len(prompt), top)
     except EngineUnavailable:
         raise
     except EngineError as error:

@@ -25,31 +25,24 @@ from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.client import JudgeClient, is_overflow
 from openclaw_rl.judge.prompts import new_nonce
 
-VERDICT_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "why": {"type": "string"},
-        "verdict": {"type": "integer", "enum": [-1, 0, 1]},
-    },
-    "required": ["why", "verdict"],
-    "additionalProperties": False,
-}
-HINT_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "why": {"type": "string"},
-        "hint": {"type": "string"},
-        "verdict": {"type": "integer", "enum": [-1, 1]},
-    },
-    "required": ["why", "hint", "verdict"],
-    "additionalProperties": False,
-}
+MAX_TOKENS, FEWEST_TOKENS = 2048, 256
+"""Of a judge's answer, reasoning included."""
+MOST_CHARACTERS, FEWEST_CHARACTERS = 48_000, 400
+"""Of the data in a prompt: halved, as the tokens are, until the judge's context holds it."""
 
-MAX_TOKENS = 2048
-"""Of a judge's answer, reasoning included; a third of its context where that is less."""
-_FIRST_LIMIT = 48_000
-"""Characters of data where the judge's context is unknown."""
-_SMALLEST_LIMIT = 400
+
+def _schema(texts: Sequence[str], verdicts: Sequence[int]) -> Mapping[str, Any]:
+    verdict = {"type": "integer", "enum": list(verdicts)}
+    return {
+        "type": "object",
+        "properties": {text: {"type": "string"} for text in texts} | {"verdict": verdict},
+        "required": [*texts, "verdict"],
+        "additionalProperties": False,
+    }
+
+
+VERDICT_SCHEMA = _schema(["why"], [-1, 0, 1])
+HINT_SCHEMA = _schema(["why", "hint"], [-1, 1])
 
 _MINUS = str.maketrans(dict.fromkeys("−‐‑‒–—﹣－⁻", "-") | {"＋": "+"})
 _NUMBER = r"([+-]?\s*\d+(?:\.\d*)?)"
@@ -92,12 +85,7 @@ async def ask(
 ) -> list[Vote]:
     """`m` votes, abstentions among them, each within `seconds`. Raises `EngineUnavailable`, and
     `EngineError` where all were refused."""
-    context, nonce, limit = client.context_tokens, new_nonce(), _FIRST_LIMIT
-    max_tokens = MAX_TOKENS
-    if context is not None:
-        max_tokens = max(1, min(MAX_TOKENS, context // 3))
-        # No tokenizer makes more than a few characters of a token; counting corrects the rest.
-        limit = max(_SMALLEST_LIMIT, (context - max_tokens) * 4)
+    nonce, limit, max_tokens = new_nonce(), MOST_CHARACTERS, MAX_TOKENS
 
     async def vote(messages: list[dict[str, str]]) -> Vote | EngineError:
         try:
@@ -114,16 +102,12 @@ async def ask(
             return ABSTAINED
         return parse_vote(completion.text, in_reasoning=completion.in_reasoning, nonce=nonce)
 
-    while limit >= _SMALLEST_LIMIT:
+    while limit >= FEWEST_CHARACTERS:
         messages = prompt(sample, nonce, limit)
-        tokens = await client.count(messages)
-        if tokens is not None and context is not None and tokens > context - max_tokens:
-            limit = int(limit * (context - max_tokens) / tokens * 0.9)
-            continue
         results = await asyncio.gather(*(vote(messages) for _ in range(m)))
         errors = [result for result in results if isinstance(result, EngineError)]
         if any(map(is_overflow, errors)):
-            limit //= 2
+            limit, max_tokens = limit // 2, max(FEWEST_TOKENS, max_tokens // 2)
             continue
         votes = [result if isinstance(result, Vote) else ABSTAINED for result in results]
         abstained = sum(vote.score is None for vote in votes)

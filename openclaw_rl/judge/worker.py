@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from openclaw_rl.errors import ConfigError, EngineError, EngineUnavailable, JournalError
 from openclaw_rl.hooks import load_hook
+from openclaw_rl.journal.judging import MAX_ATTEMPTS
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.reward import (
@@ -39,7 +40,7 @@ from openclaw_rl.judge.reward import (
     sample_of,
     where_of,
 )
-from openclaw_rl.types import State, Turn, Verdict
+from openclaw_rl.types import Turn, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +54,11 @@ SWEEP_SECONDS = 2.0
 STOP_SECONDS = 5.0
 """What is under way may end before a stopping worker gives it back."""
 ABSTENTIONS = 3
-"""Times that all judges of a turn may abstain before it is dropped as `no_verdict`."""
+"""At this attempt a turn of which all judges abstain is dropped as `no_verdict`."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 """Seconds before a turn is tried again; doubled each time."""
-LONGEST_REST = 30.0
-"""Seconds between looks while an endpoint is away."""
+REST_SECONDS = 5.0
+"""Between looks while an endpoint is away."""
 
 
 async def run_judge(args: Any) -> None:
@@ -106,10 +107,8 @@ class JudgeWorker:
         """The claims that are to be renewed, by turn id; read by the renewing thread too."""
         self._serial = itertools.count(1)
         self._stopping, self._task_ended = asyncio.Event(), asyncio.Event()
-        self._abstained: Counter[str] = Counter()
-        self._away = 0
-        """How often in a row an endpoint was found away."""
         self._rest_until = 0.0
+        """Until then an endpoint that was found away is given time to come back."""
 
     def stop(self) -> None:
         """Take no more turns; `run` returns soon."""
@@ -153,7 +152,7 @@ class JudgeWorker:
         now = self._clock()
         if self._rests(now):
             return False
-        if self._away:
+        if self._rest_until:
             room = 1  # one turn finds out whether the endpoint is back
         # A name for each claim, so that only what is under way is renewed: a turn that could not
         # be written back comes free by itself.
@@ -234,7 +233,7 @@ class JudgeWorker:
             verdict = await self._verdict(turn)
         except EngineUnavailable:
             await self._postpone(turn, "judge_unavailable")
-            self._rest()
+            self._rest_until = self._clock() + REST_SECONDS
         except EngineError:
             await self._postpone(turn, "judge_refused")
         except BadReward as error:
@@ -243,15 +242,15 @@ class JudgeWorker:
             # Nothing can be judged like this, but the turns must not suffer for it.
             log.error("%s", error)
             await self._postpone(turn, "judge_misconfigured")
-            self._rest()
+            self._rest_until = self._clock() + REST_SECONDS
         except TimeoutError:
             await self._drop(turn, "reward_timeout", "the reward took too long")
         except Exception as error:
             await self._drop(turn, "reward_failed", f"the reward failed: {where_of(error)}")
         else:
-            self._away, self._rest_until = 0, 0.0
+            self._rest_until = 0.0
             if verdict is None:
-                await self._abstain(turn)
+                await self._postpone(turn, "no_verdict", most=ABSTENTIONS)
             else:
                 await self._write(turn, verdict, time.monotonic() - started)
         await self._carry_counters()
@@ -285,7 +284,6 @@ class JudgeWorker:
         return await asyncio.to_thread(write, turn.turn_id, claim, *values, **more)
 
     async def _write(self, turn: Turn, verdict: Verdict, seconds: float) -> None:
-        self._abstained.pop(turn.turn_id, None)
         now = self._clock()
         state = await self._under_claim(
             turn,
@@ -307,38 +305,23 @@ class JudgeWorker:
             seconds * 1000,
         )
 
-    async def _abstain(self, turn: Turn) -> None:
-        self._abstained[turn.turn_id] += 1
-        if self._abstained[turn.turn_id] < ABSTENTIONS:
-            await self._postpone(turn, "no_verdict")
-        else:
-            await self._drop(turn, "no_verdict", "all judges abstained")
-
-    async def _postpone(self, turn: Turn, reason: str) -> None:
+    async def _postpone(self, turn: Turn, reason: str, most: int = MAX_ATTEMPTS) -> None:
+        """Back into the queue; dropped at the attempt `most`."""
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** max(0, turn.attempts - 1))
         retry_at = self._clock() + pause
-        state = await self._under_claim(turn, self._journal.postpone, reason, retry_at)
-        if state is State.DROPPED:
-            log.warning("turn %s: given up (%s)", turn.turn_id, reason)
-            self._abstained.pop(turn.turn_id, None)
-        else:
-            log.info("turn %s: waits %.0f s (%s)", turn.turn_id, pause, reason)
+        state = await self._under_claim(
+            turn, self._journal.postpone, reason, retry_at, max_attempts=most
+        )
+        log.info("turn %s: postponed (%s), now %s", turn.turn_id, reason, state)
 
     async def _drop(self, turn: Turn, reason: str, why: str) -> None:
         log.warning("turn %s: %s", turn.turn_id, why)
-        self._abstained.pop(turn.turn_id, None)
         await self._under_claim(turn, self._journal.drop_claimed, reason, self._clock())
 
     def _rests(self, now: float) -> bool:
-        """Whether an endpoint is given time to come back. No rest is longer than the longest:
-        one that seems to be began before the clock was set back."""
-        return now < self._rest_until <= now + LONGEST_REST
-
-    def _rest(self) -> None:
-        now = self._clock()
-        if not self._rests(now):  # else: another turn of the same outage
-            self._away += 1
-            self._rest_until = now + min(LONGEST_REST, 2.0 ** min(self._away - 1, 10))
+        """No rest is longer than it should be: one that seems so began before the clock was set
+        back."""
+        return now < self._rest_until <= now + REST_SECONDS
 
     async def _carry_counters(self) -> None:
         counted, self._models.counters = self._models.counters, Counter()

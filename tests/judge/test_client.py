@@ -51,7 +51,6 @@ async def test_engine_completion_under_a_schema(chat, http) -> None:
         assert request.ids == chat.encode(chat.render(MESSAGES))
         assert json.loads(request.sampling["json_schema"]) == VERDICT_SCHEMA
         assert request.sampling["temperature"] == 0.3
-        assert await llm.count(MESSAGES) == len(request.ids)
 
 
 async def test_engine_without_schemas_is_asked_without(chat, http) -> None:
@@ -109,7 +108,6 @@ async def test_openai_completion() -> None:
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.3, 64)
         assert body["response_format"]["json_schema"]["schema"] == VERDICT_SCHEMA
         assert fake.headers[0]["authorization"] == "Bearer k"
-        assert await llm.count(MESSAGES) is None
 
 
 async def test_openai_address_forms() -> None:

@@ -230,16 +230,6 @@ async def test_over_the_top_k_values_of_the_sampled_tokens_alone_are_no_signal(
     assert journal.fates().ready == 1
 
 
-async def test_the_published_context_of_a_teacher_counts(journal: Journal, model: Path) -> None:
-    add_turn(journal, "t1", "Too long, one sentence please.")
-    async with FakeEngine() as engine:
-        journal.publish("teacher", engine.url, {"context_length": 8}, 1.0)
-        await judge_all(journal, feedback.custom_rm, make_args(hf_checkpoint=str(model)))
-        assert engine.requests == []
-    assert (verdict(journal).score, verdict(journal).teacher_log_probs) == (-1.0, None)
-    assert journal.fates().counters["teacher_overflow"] == 1
-
-
 async def test_no_teacher_is_asked_without_distillation(journal: Journal) -> None:
     add_turn(journal, "t1", "Too long, one sentence please.")
     await judge_all(journal, feedback.custom_rm, make_args(w_opd=0.0))
@@ -349,7 +339,7 @@ async def test_case_27_a_judge_that_is_down_costs_time_and_no_score(journal: Jou
         assert len(fake.bodies) == 3  # then it rests
         await worker.run_until_idle()
         assert len(fake.bodies) == 3
-        clock.now += 1.5
+        clock.now += worker_module.REST_SECONDS
         await worker.run_until_idle()
         assert len(fake.bodies) == 4  # one turn finds out
         assert journal.fates().counters["postponed:judge_unavailable"] == 4
@@ -411,7 +401,7 @@ async def test_case_26_no_verdict_is_asked_again_and_then_dropped(journal: Journ
         await args.judge_models.close()
     assert len(fake.bodies) == worker_module.ABSTENTIONS
     assert journal.fates().dropped == {"no_verdict": 1}
-    assert journal.fates().counters["postponed:no_verdict"] == 2
+    assert journal.fates().counters["postponed:no_verdict"] == 3
 
 
 async def test_case_27_a_judge_that_is_only_slow_costs_no_turn(journal: Journal) -> None:
