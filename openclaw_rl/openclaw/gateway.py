@@ -3,13 +3,14 @@ plugin's. Every answer is plain values; an address that does not answer is `None
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
-
-import aiohttp
 
 from openclaw_rl.openclaw.connect import Served, get
 
@@ -36,49 +37,48 @@ class GatewayClient:
 
     def served(self) -> Served | None:
         """What it says it serves, or None where none answers as ours does."""
-        answer = asyncio.run(self._ask("GET", "/v1/models"))
-        if answer is None or answer.status != 200:
-            return None
-        data = get(answer.body, ("data",))
+        answer = self._ask("/v1/models")
+        data = get(answer.body, ("data",)) if answer and answer.status == 200 else None
         entry = data[0] if isinstance(data, list) and data else {}
-        keys = ("id", "max_model_len", "max_completion_tokens")
-        match [get(entry, (key,)) for key in keys]:
+        match [get(entry, (key,)) for key in ("id", "max_model_len", "max_completion_tokens")]:
             case [str(name), int(window), int(longest)]:
                 return Served(f"{self.url}/v1", name, window, longest, self.api_key)
         return None
 
     def health(self) -> Answer | None:
         """`GET /healthz`."""
-        return asyncio.run(self._ask("GET", "/healthz"))
+        return self._ask("/healthz")
 
     def probe(self, model: str) -> Answer | None:
         """A request as the plugin sends it, as a side turn of one token: never trained."""
         headers = {"x-session-id": "openclaw-rl-doctor", "x-turn-type": "side"}
         message = {"role": "user", "content": "ping"}
         body = {"model": model, "max_tokens": 1, "messages": [message]}
-        ask = self._ask("POST", "/v1/chat/completions", _PROBE_SECONDS, headers, json=body)
-        return asyncio.run(ask)
+        return self._ask("/v1/chat/completions", _PROBE_SECONDS, body, headers)
 
-    async def _ask(
+    def _ask(
         self,
-        method: str,
         path: str,
         seconds: float = _SECONDS,
+        body: Any = None,
         headers: Mapping[str, str] | None = None,
-        **options: Any,
     ) -> Answer | None:
-        headers = dict(headers or {})
-        if self.api_key:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        timeout = aiohttp.ClientTimeout(total=seconds)
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as http,
-                http.request(method, self.url + path, headers=headers, **options) as response,
-            ):
-                body = None
-                with contextlib.suppress(aiohttp.ClientError, ValueError):
-                    body = await response.json()
-                names = {name.lower(): value for name, value in response.headers.items()}
-                return Answer(response.status, names, body)
-        return None
+        """The answer to a GET, or to a POST where there is a body."""
+        own = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        data = None if body is None else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **own, **(headers or {})}
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            request = urllib.request.Request(self.url + path, data, sent)
+            try:
+                response = direct.open(request, timeout=seconds)
+            except urllib.error.HTTPError as error:
+                response = error
+            with response:
+                raw = response.read()
+        except (OSError, HTTPException, ValueError):
+            return None
+        found = None
+        with contextlib.suppress(ValueError):
+            found = json.loads(raw)
+        return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, found)

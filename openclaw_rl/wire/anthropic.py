@@ -27,16 +27,9 @@ from openclaw_rl.wire.request import (
 )
 
 IGNORED: dict[str, type] = {
-    "cache_control": dict,
-    "context_management": dict,
-    "diagnostics": dict,
-    "inference_geo": str,
-    "service_tier": str,
-    "speed": str,
-    "betas": list,
-    "safeguards": list,
-    "user_profile_id": str,
-}
+    "cache_control": dict, "context_management": dict, "diagnostics": dict, "inference_geo": str,
+    "service_tier": str, "speed": str, "betas": list, "safeguards": list, "user_profile_id": str,
+}  # fmt: skip
 """Keys of the Messages API (and of Claude Code) without effect, and their types."""
 
 REFUSED = ("output_format", "mcp_servers", "container")
@@ -55,12 +48,12 @@ _TEXT_ONLY = "are not supported: this model reads text only"
 # -- in ------------------------------------------------------------------------------------------
 
 
-def parse_messages_request(raw: bytes, *, image_ok: bool = False) -> ChatRequest:
+def parse_messages_request(raw: bytes) -> ChatRequest:
     """Read and check the body of `/v1/messages`; `WireError` 400 names the first wrong field."""
     body = Body(raw)
     if body["max_tokens"].value is None:
         raise body["max_tokens"].invalid("is required")
-    request = _request(body, image_ok)
+    request = _request(body)
     if request.messages[-1]["role"] == "assistant":
         raise body["messages"].invalid(
             "the conversation must end with a user message: prefilled replies are not supported"
@@ -68,17 +61,17 @@ def parse_messages_request(raw: bytes, *, image_ok: bool = False) -> ChatRequest
     return request
 
 
-def parse_count_request(raw: bytes, *, image_ok: bool = False) -> ChatRequest:
+def parse_count_request(raw: bytes) -> ChatRequest:
     """Read and check the body of `/v1/messages/count_tokens`: the same without a limit."""
-    return _request(Body(raw), image_ok)
+    return _request(Body(raw))
 
 
-def _request(body: Body, image_ok: bool) -> ChatRequest:
+def _request(body: Body) -> ChatRequest:
     for key in REFUSED:
         if body[key].value:
             raise body[key].unsupported("not supported; declare tools that the client itself runs")
     ignored: list[str] = []
-    conversation = Conversation(image_ok)
+    conversation = Conversation()
     conversation.read(body["messages"])
     system = system_text(body["system"])
     metadata = body["metadata"]
@@ -172,11 +165,10 @@ class Conversation:
     """`messages` as in `ChatRequest`. `named_tools` were offered in mid-conversation (by a tool
     search, or by the client's own word) and not taken back; `removed_tools` were taken back."""
 
-    def __init__(self, image_ok: bool = False) -> None:
+    def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.named_tools: set[str] = set()
         self.removed_tools: set[str] = set()
-        self._image_ok = image_ok
 
     def read(self, messages: Field) -> None:
         """Take the messages of a body; `WireError` 400 names the field."""
@@ -217,7 +209,7 @@ class Conversation:
                 self._change_tools(block, added=kind == "tool_addition")
                 silent = True
             else:
-                parts.append(_part(block, self._image_ok and role == "user"))
+                parts.append(_part(block))
         flush()
         if not result and not silent:
             result.append({"role": role, "content": ""})
@@ -255,25 +247,15 @@ def _blocks(content: Field) -> list[Field]:
     return [block.required() for block in content.items()]
 
 
-def _part(block: Field, image_ok: bool = False) -> dict[str, Any]:
+def _part(block: Field) -> dict[str, Any]:
     kind = block["type"].value
     if kind == "text":
         return {"type": "text", "text": block["text"].string()}
     if kind == "image":
-        if not image_ok:
-            raise block.invalid(f"images {_TEXT_ONLY}")
-        return {"type": "image_url", "image_url": {"url": _image_url(block["source"])}}
+        raise block.invalid(f"images {_TEXT_ONLY}")
     if kind == "document":
         return {"type": "text", "text": _document(block)}
     raise block["type"].invalid("blocks of this type are not supported here")
-
-
-def _image_url(source: Field) -> str:
-    if source["type"].value == "url":
-        return source["url"].string()
-    if source["type"].value == "base64":
-        return f"data:{source['media_type'].string()};base64,{source['data'].string()}"
-    raise source["type"].invalid("must be 'base64' or 'url'")
 
 
 def _document(block: Field) -> str:
@@ -446,16 +428,14 @@ def _message(
 
 def _stop(ending: Ending | None) -> dict[str, Any]:
     """That API's word for the end of a reply, and the stop string that made it."""
-    reason = None
     if ending is None:
-        pass
-    elif ending.reason == "length":
-        reason = "model_context_window_exceeded" if ending.context_full else "max_tokens"
-    elif ending.reason == "tool_calls":
-        reason = "tool_use"
-    else:
-        reason = "stop_sequence" if ending.stop_sequence is not None else "end_turn"
-    stopped = ending.stop_sequence if ending and reason == "stop_sequence" else None
+        return {"stop_reason": None, "stop_sequence": None}
+    stopped = ending.stop_sequence if ending.reason == "stop" else None
+    reason = {
+        "length": "model_context_window_exceeded" if ending.context_full else "max_tokens",
+        "tool_calls": "tool_use",
+        "stop": "end_turn" if stopped is None else "stop_sequence",
+    }[ending.reason]
     return {"stop_reason": reason, "stop_sequence": stopped}
 
 

@@ -24,16 +24,10 @@ from openclaw_rl.wire.request import (
 )
 
 IGNORED: dict[str, type] = {
-    "seed": int,
-    "store": bool,
-    "logit_bias": dict,
-    "reasoning_effort": str,
-    "verbosity": str,
-    "service_tier": str,
-    "prediction": dict,
-    "safety_identifier": str,
+    "seed": int, "store": bool, "logit_bias": dict, "reasoning_effort": str, "verbosity": str,
+    "service_tier": str, "prediction": dict, "safety_identifier": str,
     "prompt_cache_retention": str,
-}
+}  # fmt: skip
 """Keys of the OpenAI API without effect, and their types."""
 
 REFUSED = (
@@ -49,14 +43,11 @@ _PLAIN_ROLES = ("system", "user", "assistant")
 # -- in ------------------------------------------------------------------------------------------
 
 
-def parse_chat_request(raw: bytes, *, image_ok: bool = False) -> ChatRequest:
-    """Read and check a body; `WireError` 400 names the first field that is wrong.
-
-    Without `image_ok` image parts are refused; with it, content with images stays a list of parts.
-    """
+def parse_chat_request(raw: bytes) -> ChatRequest:
+    """Read and check a body; `WireError` 400 names the first field that is wrong."""
     body = Body(raw)
     _refuse(body)
-    messages = parse_messages(body["messages"].value, image_ok=image_ok)
+    messages = parse_messages(body["messages"].value)
     tools = _tools(body)
     logprobs, top_logprobs = body["logprobs"].flag(), body["top_logprobs"]
     top = top_logprobs.check(int) or 0
@@ -134,7 +125,10 @@ def _tools(body: Field) -> tuple[dict[str, Any], ...]:
 
 
 def parse_messages(messages: Any, *, image_ok: bool = False) -> tuple[dict[str, Any], ...]:
-    """The normalised messages (see `ChatRequest`); `WireError` 400 names the field."""
+    """The normalised messages (see `ChatRequest`); `WireError` 400 names the field.
+
+    Without `image_ok` image parts are refused; with it, content with images stays a list of parts.
+    """
     if not isinstance(messages, list):
         raise invalid("messages", "must be a list of messages")
     if not messages:

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from openclaw_rl.wire.chat import parse_chat_request
+from openclaw_rl.wire.chat import parse_chat_request, parse_messages
 from openclaw_rl.wire.errors import WireError, error_body, prompt_too_long
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-def parse(*, image_ok=False, **body):
+def parse(**body):
     body.setdefault("messages", [USER])
-    return parse_chat_request(json.dumps(body).encode(), image_ok=image_ok)
+    return parse_chat_request(json.dumps(body).encode())
 
 
 def refused(body: bytes | dict) -> WireError:
@@ -156,7 +156,7 @@ def test_case_09_an_image_for_a_text_model():
     error = refused({"messages": messages})
     assert error.param == "messages[0].content[1]"
     assert "text only" in error.message
-    assert parse(messages=messages, image_ok=True).messages[0]["content"][1] == image
+    assert parse_messages(messages, image_ok=True)[0]["content"][1] == image
 
 
 def test_case_10_unknown_keys_are_named_not_obeyed():

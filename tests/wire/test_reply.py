@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import itertools
-import time
+import subprocess
+import sys
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from openclaw_rl.wire.calls import read_json
 from openclaw_rl.wire.formats import FORMATS, HERMES
-from openclaw_rl.wire.reply import new_call_id
+from openclaw_rl.wire.reply import Marks, ReplyFormat, Section, new_call_id
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 CALL = '<tool_call>\n{"name": "exec", "arguments": {"command":  "echo x"}}\n</tool_call>'
@@ -219,10 +221,26 @@ def test_call_ids_are_letters_and_digits():
     assert message["tool_calls"][0]["id"].isalnum()
 
 
-def test_long_arguments_cost_their_length():
-    body = '{"name": "write", "arguments": {"text": "' + "<b>ab</b>" * 20_000 + '"}}'
+def test_long_arguments_are_read_once():
+    body = '{"name": "write", "arguments": {"text": "' + "<b>ab</b>" * 2_000 + '"}}'
+    read_sizes = []
+
+    def read(mark, body, tools):
+        read_sizes.append(len(body))
+        return read_json(mark, body, tools)
+
+    section = Section(Marks("</tool_call>"), read)
+    parser = ReplyFormat("own", {"<tool_call>": section}).parser(TOOLS)
     text = f"<tool_call>{body}</tool_call>"
-    begin = time.process_time()
-    _, message = read([text[i : i + 4] for i in range(0, len(text), 4)])
-    assert len(message["tool_calls"]) == 1
-    assert time.process_time() - begin < 5
+    events = [e for i in range(0, len(text), 4) for e in parser.feed(text[i : i + 4])]
+    assert [e.name for e in events] == ["write"]
+    assert read_sizes == [len(body)]
+
+
+def test_importing_wire_loads_no_model_library():
+    code = (
+        "import sys, openclaw_rl.wire.chat, openclaw_rl.wire.anthropic, openclaw_rl.wire.formats\n"
+        "print(sorted({'torch', 'transformers', 'sglang'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
