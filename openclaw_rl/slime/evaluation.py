@@ -13,13 +13,13 @@ import logging
 import math
 from typing import Any
 
+from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hook_args import hook_args
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.journal import Journal
 from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.reward import call_reward, read_reward, where_of
-from openclaw_rl.settings import Config
 
 log = logging.getLogger("openclaw_rl.slime")
 
