@@ -20,8 +20,7 @@ from contextlib import aclosing
 
 import aiohttp
 
-from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.client import EngineClient, open_engine
 
 
 async def one(

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from openclaw_rl.config import Config, hook_args, is_loopback
-from openclaw_rl.engine.kinds import connections
 from openclaw_rl.engine.survey import survey
+from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.local.device import device_of

@@ -1,68 +1,63 @@
-"""The served model's tokenizer and chat template, without torch.
+"""The served model's tokenizer: text to ids and back, without torch.
 
-Guarantees: `render` gives exactly the text that the model's template writes; `encode` turns it into
-ids without adding any; errors of a template are refusals (400) without conversation text. All
-methods may be called from several threads.
+Guarantees: `render` gives exactly the text that the model's template writes (`template.py`);
+`encode` turns it into ids without adding any; what was sampled is never tokenised again, see
+`continue_prompt`. All methods may be called from several threads.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from openclaw_rl.engine.bound import TokenBound
-from openclaw_rl.engine.continuation import KnownPrompt, Meaning, continuation, text_sha
-from openclaw_rl.engine.system import PROBE, PROBES, only_at_the_beginning
 from openclaw_rl.engine.template import ChatTemplate
-from openclaw_rl.engine.text import TextStream
 from openclaw_rl.errors import ConfigError, EngineRefused
-
-__all__ = ["ChatTokenizer", "KnownPrompt", "text_sha"]
 
 SHOWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Marks that reply parsers usually read, so they stay in the text even if the tokenizer calls them
 special; `ChatTokenizer.showing` sets others."""
-_RESERVED = frozenset(
-    {
-        "conversation",
-        "messages",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "processor_kwargs",
-    }
-)
-"""Arguments of `apply_chat_template` that are ours, not the template's."""
+
+_BYTE_SPACES = str.maketrans("", "", "\u0120\u010a\u0109\u010d")
+"""How byte-level vocabularies write space, newline, tab and carriage return."""
+_NFC_SHRINKS = 4
+"""Characters that Unicode composition may make one."""
+_CHARACTER_TOKENS = 4
+"""Tokens that one character may take: UTF-8 has at most 4 bytes. What is still no character then
+never will be, and the reader sees the replacement character."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrompt:
+    """A turn that was served: `rendered_len` characters of template text with hash `rendered_sha`
+    (`text_sha`), and the ids of prompt and output (`tokens`, which ends with `output_ids`). An
+    array of int32 is copied as a block, so a long history costs next to nothing."""
+
+    rendered_len: int
+    rendered_sha: str
+    tokens: Sequence[int]
+    output_ids: Sequence[int]
+
+
+def text_sha(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class ChatTokenizer:
     """See the module. `eos_ids` are the tokens that end a turn; `context_length` is the model's
-    own limit in tokens (None if it does not say; the engine's may be lower)."""
-
-    eos_ids: frozenset[int]
-    context_length: int | None
-    vocab_size: int | None
-    """Ids that the model has: a few more than the tokenizer, often."""
+    own limit in tokens (None if it does not say; the engine's may be lower); `vocab_size` the ids
+    that the model has: a few more than the tokenizer, often."""
 
     def __init__(
         self,
         tokenizer: Any,
         *,
-        eos_ids: Sequence[int],
+        eos_ids: Iterable[int],
         context_length: int | None,
         vocab_size: int | None = None,
     ):
@@ -70,19 +65,16 @@ class ChatTokenizer:
             raise ConfigError("the model's tokenizer has no chat template; serve a chat model")
         if not getattr(tokenizer, "backend_tokenizer", None):
             raise ConfigError("the model's tokenizer has no tokenizer.json, which is needed")
-        self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer)
-        self._single: dict[int, str] = {}
-        self._bound = TokenBound(self._backend)
+        self._longest = _longest_token(self._backend)
         self.context_length = context_length
         self.vocab_size = vocab_size
         added: dict[int, Any] = tokenizer.added_tokens_decoder
-        self._arguments_as_text = self._probe_arguments()
-        self._system_anywhere = self._probe_system()
-        self.eos_ids = frozenset(eos_ids) | self._probe_end(added)
-        self._ends = {token: self._backend.decode([token], False) for token in self.eos_ids}
         self.added_tokens: Mapping[str, int] = {t.content: id_ for id_, t in added.items()}
+        end = self._template.end_of_reply(self.added_tokens)
+        self.eos_ids = frozenset(eos_ids) | ({end} if end is not None else set())
+        self._ends = {token: self._decode([token]) for token in self.eos_ids}
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
         self._hidden = self._all_hidden(SHOWN)
 
@@ -98,10 +90,8 @@ class ChatTokenizer:
                 f"no tokenizer could be loaded from {str(model_path)!r} ({type(error).__name__})"
             ) from None
         config = _read_json(model_path, "config.json")
+        config |= config.get("text_config") or {}
         generation = _read_json(model_path, "generation_config.json")
-        text_config = config.get("text_config")
-        if isinstance(text_config, dict):
-            config = {**config, **text_config}
         eos: set[int] = set()
         for value in (
             generation.get("eos_token_id", config.get("eos_token_id")),
@@ -110,7 +100,7 @@ class ChatTokenizer:
             eos.update(value if isinstance(value, list) else [] if value is None else [value])
         return cls(
             tokenizer,
-            eos_ids=sorted(eos),
+            eos_ids=eos,
             context_length=config.get("max_position_embeddings"),
             vocab_size=config.get("vocab_size"),
         )
@@ -118,20 +108,16 @@ class ChatTokenizer:
     @property
     def template(self) -> str:
         """The source of the chat template."""
-        source = self._tokenizer.chat_template
-        return "\n".join(source.values()) if isinstance(source, dict) else str(source)
+        return self._template.source
 
     def showing(self, marks: Collection[str], inner: Collection[str] = ()) -> ChatTokenizer:
         """The same tokenizer with other marks in the text of replies: `marks` are shown although
         they may be special. `inner` do not end a turn, whatever the template writes behind one."""
         other = copy.copy(self)
-        not_ends = {self.added_tokens[text] for text in inner if text in self.added_tokens}
-        other.eos_ids = self.eos_ids - not_ends
+        other.eos_ids = self.eos_ids - {self.added_tokens.get(text, -1) for text in inner}
         other._ends = {token: text for token, text in self._ends.items() if token in other.eos_ids}
         other._hidden = other._all_hidden(marks)
         return other
-
-    # --- text and ids --------------------------------------------------------------------------
 
     def render(
         self,
@@ -140,12 +126,7 @@ class ChatTokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text up to where the assistant speaks. Raises EngineRefused(400)."""
-        kwargs = dict(template_kwargs or {})
-        if ours := sorted(_RESERVED & kwargs.keys()):
-            raise EngineRefused(400, f"chat_template_kwargs may not set {', '.join(ours)}")
-        if not self._system_anywhere:
-            messages = only_at_the_beginning(messages)
-        return self._apply([self._plain(message) for message in messages], tools, kwargs)
+        return self._template.render(messages, tools, template_kwargs)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` and nothing else; special tokens in it become their ids."""
@@ -156,16 +137,22 @@ class ChatTokenizer:
         return cast(list[int], encoding.ids)
 
     def fewest(self, text: str, limit: int) -> int:
-        """A number of tokens that `text` certainly has, without tokenising it; 0 where that is no
-        matter of certainty, or surely below `limit`."""
-        return self._bound.fewest(text, limit)
+        """A number of tokens that `text` certainly has, without tokenising it (a second for a
+        million characters); 0 where that cannot be said, or is surely below `limit`.
+
+        A token stands for no more characters than it has itself. White space is left out on both
+        sides: added tokens may swallow any amount of it.
+        """
+        if not self._longest or len(text) < limit * self._longest:
+            return 0
+        return -(-len("".join(text.split())) // self._longest)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a reply: what a `stream()` of the same ids shows altogether."""
-        return self._decode_all([token for token in ids if token not in self._hidden])
+        return self._decode([token for token in ids if token not in self._hidden])
 
     def stream(self) -> TextStream:
-        return TextStream(self._decode_all, self._hidden)
+        return TextStream(self._decode, self._hidden)
 
     def reply_ids(self, prompt: str, rendered: str) -> list[int] | None:
         """The ids of a reply as the template writes it, with the token that ends it.
@@ -177,132 +164,124 @@ class ChatTokenizer:
         if not rendered.startswith(prompt):
             return None
         rest = rendered[len(prompt) :]
-        ends = sorted((at, end) for end in self._ends.values() if (at := rest.find(end)) >= 0)
-        if not ends:
+        if (found := self._first_end(rest)) is None:
             return None
-        at = ends[0][0] + len(ends[0][1])
-        if any(end in rest[at:] for end in self._ends.values()):
+        at = found[0] + len(self._ends[found[1]])
+        if self._first_end(rest[at:]) is not None:
             return None  # the reply's own text holds such a mark
         ids = self.encode(rest[:at])
         return ids if ids and ids[-1] in self._ends else None
 
     def continue_prompt(
-        self, previous: KnownPrompt, rendered: str, meaning: Meaning | None = None
+        self, previous: KnownPrompt, rendered: str, meaning: Callable[[str], Any]
     ) -> array[int] | None:
         """The ids of `rendered` where it goes on from `previous`: the known ids, then those of
-        what is new. None where the template would not write the known turn as it was sampled.
-        `meaning` compares the two texts of the reply (default: `continuation.reply_meaning`)."""
-        return continuation(
-            previous,
-            rendered,
-            encode=self.encode,
-            decode=self.decode,
-            ends=self._ends,
-            meaning=meaning,
-        )
+        what is new. None where the template would not write the known turn as it was sampled
+        (history rewritten, reasoning dropped): the prompt is then encoded anew.
 
-    # --- inside --------------------------------------------------------------------------------
+        `meaning` turns the text of a reply into a value, equal for replies that are the same
+        (whitespace around calls and in their JSON may differ). A reply that was cut off has no end
+        token; the template's is added then, as part of the prompt, not of what was sampled.
+        """
+        if len(rendered) <= previous.rendered_len:
+            return None
+        if text_sha(rendered[: previous.rendered_len]) != previous.rendered_sha:
+            return None
+        rest = rendered[previous.rendered_len :]
+        if (found := self._first_end(rest)) is None:
+            return None
+        at, end = found
+        sampled = list(previous.output_ids)
+        ended = bool(sampled) and sampled[-1] in self._ends
+        if ended and sampled.pop() != end:
+            return None  # another end token than the template writes
+        if any(token in self._ends for token in sampled):
+            return None
+        if meaning(rest[:at]) != meaning(self.decode(sampled)):
+            return None
+        # The end token is encoded with what follows it: some of them swallow whitespace behind.
+        tail = self.encode(rest[at:])
+        if not tail or tail[0] != end:
+            return None
+        ids = array("i", previous.tokens)
+        ids.extend(tail[1:] if ended else tail)
+        return ids
+
+    def _first_end(self, text: str) -> tuple[int, int] | None:
+        """Where a turn first ends in `text`, and the token that ends it."""
+        found = [(at, token) for token, end in self._ends.items() if (at := text.find(end)) >= 0]
+        return min(found, default=None)
 
     def _all_hidden(self, shown: Collection[str]) -> frozenset[int]:
         """Tokens that are not part of a reply's text."""
         visible = {id_ for text, id_ in self.added_tokens.items() if text in shown}
         return (self._special | self.eos_ids) - visible
 
-    def _decode_all(self, ids: Sequence[int]) -> str:
-        if len(ids) != 1:
-            return cast(str, self._backend.decode(list(ids), skip_special_tokens=False))
-        # A stream decodes each token alone as well; there are no more of them than the vocabulary.
-        text = self._single.get(ids[0])
-        if text is None:
-            text = cast(str, self._backend.decode(list(ids), skip_special_tokens=False))
-            self._single[ids[0]] = text
-        return text
-
-    def _apply(
-        self,
-        messages: list[dict[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        kwargs: dict[str, Any],
-    ) -> str:
-        import jinja2
-
-        try:
-            return self._template.render(
-                messages, [dict(tool) for tool in tools] if tools else None, kwargs
-            )
-        except jinja2.TemplateError as error:
-            # A template's own words ("roles must alternate"), raised on purpose.
-            reason = str(error)[:200] or type(error).__name__
-            raise EngineRefused(400, f"the chat template refuses this: {reason}") from None
-        except Exception as error:
-            raise EngineRefused(
-                400, f"the chat template cannot render these messages ({type(error).__name__})"
-            ) from None
-
-    def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as templates expect it: content a string, arguments as this template does."""
-        if type(message) is dict and message.get("content") and "tool_calls" not in message:
-            return message  # nothing to change, and templates cannot
-        plain = dict(message)
-        if plain.get("content") is None:
-            plain["content"] = ""
-        if not plain.get("tool_calls"):
-            plain.pop("tool_calls", None)
-        elif not self._arguments_as_text:
-            plain["tool_calls"] = [_parsed(call) for call in plain["tool_calls"]]
-        return plain
-
-    def _probe_arguments(self) -> bool:
-        """Whether the template takes a call's arguments as JSON text and writes them unchanged.
-
-        Others want them parsed, and would write a quoted string of the text.
-        """
-        arguments = '{"k":1}'  # no template's own JSON lacks the space
-        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        try:
-            text = self._apply(
-                [
-                    {"role": "user", "content": "u"},
-                    {"role": "assistant", "content": "", "tool_calls": [call]},
-                ],
-                None,
-                {},
-            )
-        except EngineRefused:
-            return False
-        return arguments in text
-
-    def _probe_system(self) -> bool:
-        """Whether the template takes system messages in mid-conversation, and writes them."""
-        try:
-            return all(PROBE in self._apply(probe, None, {}) for probe in PROBES)
-        except EngineRefused:
-            return False
-
-    def _probe_end(self, added: Mapping[int, Any]) -> frozenset[int]:
-        """The added token that the template writes behind an assistant's message."""
-        reply = "a reply of no meaning"
-        probe = [{"role": "user", "content": "u"}, {"role": "assistant", "content": reply}]
-        try:
-            text = self._apply(probe, None, {})
-        except EngineRefused:
-            return frozenset()
-        rest = text[text.rfind(reply) + len(reply) :].lstrip() if reply in text else ""
-        ids = [id_ for id_, token in added.items() if rest.startswith(token.content)]
-        return frozenset(ids[:1])
+    def _decode(self, ids: Sequence[int]) -> str:
+        return cast(str, self._backend.decode(ids, skip_special_tokens=False))
 
 
-def _parsed(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function")
-    if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-        # The model's own broken (or endlessly nested) JSON: the template shows it as text.
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(function["arguments"])
-            return {**call, "function": {**function, "arguments": arguments}}
-    return call
+class TextStream:
+    """Token ids to text while they arrive: joined, the pieces equal the decoding of all ids.
+    Incomplete characters are held back.
+
+    `decode` turns ids into text, special tokens included; `hidden` ids are left out.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], hidden: frozenset[int]) -> None:
+        self._decode = decode
+        self._hidden = hidden
+        self._ids: list[int] = []
+        """Ids whose text may still matter: what was shown last, then what was not shown yet."""
+        self._shown = 0
+        self._shown_text = ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that is complete with these ids; "" while a character is not."""
+        before = len(self._ids)
+        self._ids += [token for token in ids if token not in self._hidden]
+        if len(self._ids) == before:
+            return ""
+        # An incomplete character may sit behind complete ones: show as much as ends well.
+        for end in range(len(self._ids), max(self._shown, len(self._ids) - _CHARACTER_TOKENS), -1):
+            text = self._decode(self._ids[:end])
+            if not text.endswith("\ufffd"):
+                return self._show(text, end)
+        if len(self._ids) - self._shown > _CHARACTER_TOKENS:
+            return self.finish()
+        return ""
+
+    def finish(self) -> str:
+        """What was held back, with U+FFFD for bytes that are no character."""
+        if len(self._ids) == self._shown:
+            return ""
+        return self._show(self._decode(self._ids), len(self._ids))
+
+    def _show(self, text: str, end: int) -> str:
+        # Ids shown last are decoded again with new ones: some tokenizers drop a space where a text
+        # begins.
+        new = text[len(self._shown_text) :]
+        self._ids = self._ids[self._shown :]
+        self._shown = end - self._shown
+        self._shown_text = self._decode(self._ids[: self._shown])
+        return new
+
+
+def _longest_token(backend: Any) -> int:
+    """The most characters of a text that one token may stand for; 0 where that cannot be said: not
+    byte-level BPE, or text rewritten in other ways than NFC before it is read."""
+    normalizer = backend.normalizer
+    known = normalizer is None or type(normalizer).__name__ == "NFC"
+    byte_level = "ByteLevel" in str(backend.pre_tokenizer)
+    if not known or not byte_level or type(backend.model).__name__ != "BPE":
+        return 0
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    longest = max((len(token.translate(_BYTE_SPACES)) for token in vocabulary), default=0)
+    return longest * (1 if normalizer is None else _NFC_SHRINKS)
 
 
 def _read_json(model_path: str | Path, name: str) -> dict[str, Any]:
+    """A file of the model's, in its folder or on the hub; {} where there is none."""
     from transformers.utils.hub import cached_file
 
     try:

@@ -1,27 +1,38 @@
-"""SGLang's `/generate`, which the embedded engine speaks too."""
+"""SGLang's `/generate`, which the embedded engine speaks too.
+
+A stream repeats the whole reply with every event (SGLang's default) or brings only what is new
+(`--incremental-streaming-output`, and the embedded engine); which one shows in the number of ids.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.engine.dialect import Reader
-from openclaw_rl.engine.events import ReplyReader
-from openclaw_rl.engine.scores import read_scores, scoring_body
-from openclaw_rl.engine.types import Abilities, Adapter, Scores
-from openclaw_rl.errors import EngineError
+import orjson
+
+from openclaw_rl.engine.api import (
+    Reader,
+    are_ids,
+    checked_ids,
+    finish_of,
+    is_log_prob,
+    likeliest,
+    read_event,
+    refusal,
+)
+from openclaw_rl.engine.types import Abilities, Adapter, Candidates, Delta, Finish, Scores
+from openclaw_rl.errors import EngineError, EngineUnavailable
 
 _LARGE_PIECE = 256
 """Tokens of an event where nobody reads along: what a lost connection may cost."""
 
 
 class SGLang:
-    """See `Dialect`. The version of a token is the adapter's that was asked for; without one, what
-    the engine says."""
+    """See `EngineAPI`. The version of a token is the adapter's that was asked for; without one,
+    what the engine says."""
 
-    abilities = Abilities(
-        top_logprobs=256, abort_by_id=True, scores_alone=True, any_temperature=True
-    )
+    abilities = Abilities(top_logprobs=256, abort_by_id=True, any_temperature=True)
     path = "/generate"
     info_paths: tuple[str, ...] = ("/model_info", "/get_model_info")
     load_path, unload_path = "/load_lora_adapter", "/unload_lora_adapter"
@@ -38,34 +49,141 @@ class SGLang:
         top: int,
         stream: bool = True,
     ) -> tuple[dict[str, Any], Reader]:
-        body: dict[str, Any] = {
-            "stream": True,
-            "return_logprob": True,
-            "rid": rid,
-            "input_ids": list(ids),
-            "sampling_params": dict(sampling),
-        }
+        body = _body(ids, rid, adapter, top)
+        body |= {"stream": True, "sampling_params": dict(sampling)}
         if not stream:
             body["sampling_params"]["stream_interval"] = _LARGE_PIECE
-        if top:
-            body["top_logprobs_num"] = top
-        if adapter is not None:
-            body["lora_path"] = adapter.name
-        version = adapter.version if adapter is not None else ""
-        return body, ReplyReader(len(ids), top=top > 0, version=version)
+        return body, _Reader(len(ids), top > 0, adapter)
 
     def scoring(
         self, ids: Sequence[int], start: int, top: int, rid: str, adapter: Adapter | None
     ) -> dict[str, Any]:
-        body = scoring_body(ids, start, top, rid)
-        if adapter is not None:
-            body["lora_path"] = adapter.name
-        return body
+        return _body(ids, rid, adapter, top) | {
+            "stream": False,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            # One earlier than wanted: SGLang gives no value for the first position asked for.
+            "logprob_start_len": start - 1,
+        }
 
     def scores(self, data: bytes, ids: Sequence[int], start: int, top: int) -> Scores | None:
-        return read_scores(data, ids, start, top)
+        wanted = ids[start:]
+        try:
+            meta = orjson.loads(data)["meta_info"]
+            if (meta.get("finish_reason") or {}).get("type") == "abort":
+                return None
+            values = _log_probs(wanted, meta["input_token_logprobs"][-len(wanted) :])
+            lists = meta.get("input_top_logprobs")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            values = None
+        if values is None:
+            raise EngineError("the engine's scores do not line up with the ids asked for")
+        return Scores(
+            values, _candidates(len(wanted), lists[-len(wanted) :]) if top and lists else None
+        )
 
     def info(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict):
             raise EngineError("the engine does not tell its model")
         return answer
+
+
+def _body(ids: Sequence[int], rid: str, adapter: Adapter | None, top: int) -> dict[str, Any]:
+    body: dict[str, Any] = {"input_ids": list(ids), "return_logprob": True}
+    if rid:
+        body["rid"] = rid
+    if top:
+        body["top_logprobs_num"] = top
+    if adapter is not None:
+        body["lora_path"] = adapter.name
+    return body
+
+
+class _Reader:
+    """Gives every token once, in order, whichever form the stream has. A log-prob is given only
+    where the engine named that token id beside it."""
+
+    def __init__(self, prompt_tokens: int, top: bool, adapter: Adapter | None) -> None:
+        self._prompt_tokens, self._top, self._adapter = prompt_tokens, top, adapter
+        self._version = adapter.version if adapter is not None else ""
+        self._seen = 0
+
+    def read(self, payload: bytes) -> Delta:
+        event = read_event(payload, self._prompt_tokens)
+        try:
+            meta, listed = event["meta_info"], event["output_ids"]
+            total, size = int(meta["completion_tokens"]), len(listed)
+            finish = self._finish(meta.get("finish_reason"))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise EngineError("the engine's event is not one of /generate") from None
+        if self._adapter is None and meta.get("weight_version") is not None:
+            self._version = str(meta["weight_version"])
+        cached = int(meta.get("cached_tokens") or 0)
+        new = total - self._seen
+        whole = size >= total  # a busy server's lists may be ahead of its count
+        if not whole and size != new:
+            if finish is None or finish.type != "abort":
+                raise EngineError(f"the engine sent {size} ids where {new} of {total} are new")
+            new = 0  # it names the last id alone; what did not arrive is generated again
+        if new <= 0:
+            return Delta([], [], self._version, finish, cached)
+        start, self._seen = (self._seen, total) if whole else (0, total)
+
+        def fresh(values: Any) -> list[Any]:
+            """What goes with the new ids; as few as to fit none of them where that is unclear."""
+            if not isinstance(values, list) or (not whole and len(values) != new):
+                return []
+            return values[start : start + new]
+
+        ids = checked_ids(fresh(listed))
+        return Delta(
+            ids=ids,
+            logprobs=_log_probs(ids, fresh(meta.get("output_token_logprobs"))),
+            version=self._version,
+            finish=finish,
+            cached_tokens=cached,
+            top=_candidates(len(ids), fresh(meta.get("output_top_logprobs")))
+            if self._top
+            else None,
+        )
+
+    def _finish(self, reason: Any) -> Finish | None:
+        if reason is None:
+            return None
+        if reason["type"] == "abort":
+            status = reason.get("status_code")
+            message = str(reason.get("message") or "no reason given")[:300]
+            if status == 500:  # its own fault, or this request's: not to be tried for ever
+                raise EngineUnavailable(f"the engine failed: {message}")
+            if status is not None and 400 <= status < 500:
+                raise refusal(status, message, self._prompt_tokens)
+        return finish_of(reason["type"], reason.get("matched"))
+
+
+def _log_probs(ids: Sequence[int], entries: Sequence[Any]) -> list[float] | None:
+    """The values of entries `[log-prob, id, text]`, one finite one for each id; else None."""
+    try:
+        values = [entry[0] for entry in entries]
+        named = [entry[1] for entry in entries] == list(ids)
+    except (TypeError, LookupError):
+        return None
+    return list(map(float, values)) if named and all(map(is_log_prob, values)) else None
+
+
+def _candidates(count: int, lists: Sequence[Any]) -> list[Candidates] | None:
+    """`count` lists of `[log-prob, id, text]` as pairs, likeliest first; None where they are not
+    that. SGLang writes null for the log-prob of an impossible token, which is left out."""
+    found: list[Candidates] = []
+    for one in lists:
+        try:
+            pairs = [(entry[0], entry[1]) for entry in one if entry[0] is not None]
+        except (TypeError, LookupError):
+            return None
+        ids = [token for _, token in pairs]
+        if (
+            not are_ids(ids)
+            or len(set(ids)) < len(ids)
+            or not all(is_log_prob(v) for v, _ in pairs)
+        ):
+            return None
+        found.append(likeliest(pairs))
+    return found if len(found) == count else None

@@ -15,9 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.dialect import models_of
-from openclaw_rl.engine.kinds import KINDS, open_engine
+from openclaw_rl.engine.client import KINDS, EngineClient, open_engine
 from openclaw_rl.engine.types import Abilities, Candidates
 from openclaw_rl.engine.vllm import VLLM
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
@@ -92,7 +90,7 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
 async def _kind(said: str, url: str, http: aiohttp.ClientSession) -> str:
     """vLLM and SGLang name themselves as the owner of the models they list."""
     try:
-        models = models_of(await open_engine(None, url, http).models())
+        models = await open_engine(None, url, http).models()
     except EngineRefused as error:
         if error.status != 404:
             raise

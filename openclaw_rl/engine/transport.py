@@ -1,95 +1,122 @@
-"""One HTTP exchange with an engine: an answer to read, a refusal, or `Lost`.
+"""HTTP with an engine: an answer to read as it comes, a refusal, or `Lost`.
 
-Guarantees: nothing waits on a dead peer. A repeated request, and the first one after a quiet time,
-opens a connection of its own (pooled ones may have gone stale over a weight update); an engine
-that falls silent is asked for a sign of life on another connection, and counts as lost without it.
+Guarantee: nothing waits on a dead peer. An engine that falls silent is asked for a sign of life
+(one that is paused, or has a long queue, is silent and alive), and counts as lost without it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import orjson
 
-from openclaw_rl.engine.fastjson import dumps
-from openclaw_rl.engine.refusals import RETRIED_STATUS, Lost, passing, reason_of, refusal
+from openclaw_rl.engine.api import RETRIED_STATUS, Lost, passing, reason_of, refusal
 from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
 
-_POOL_SECONDS = 3.0
-"""A pooled connection unused for so long may be dead without our knowing: servers close idle ones
-after 5 s (uvicorn, and so SGLang), and the first request after it would be lost."""
 _CONNECT_SECONDS, _ASK_SECONDS = 10.0, 5.0
+_IDLE_SECONDS = 3.0
+"""A pooled connection unused for longer is not used again: servers close idle ones after 5 s
+(uvicorn, and so SGLang and vLLM), and a request that crosses that is lost."""
 _DRAIN_SECONDS = 0.2
-"""`[DONE]` follows the last event at once; a server that withholds it costs us the connection."""
+"""The end of an answer follows its last event at once; a server that withholds it costs us the
+connection."""
 
 
-@dataclass(slots=True, eq=False)
+def connections(api_key: str | None = None, **options: Any) -> aiohttp.ClientSession:
+    """A pool for engines. No limit: a queue in it would hide what waits. `api_key` goes with each
+    request, so the pool is for the engine's own address only."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        **options,
+    )
+
+
+class EventLines:
+    """Splits a stream of server-sent events, however the network cut it, into the payloads of its
+    `data:` lines: engines send JSON without line breaks. Each byte is looked at once."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        *ended, rest = chunk.split(b"\n")
+        payloads: list[bytes] = []
+        for line in ended:
+            if self._pieces:
+                line = b"".join([*self._pieces, line])
+                self._pieces = []
+            if line.startswith(b"data:"):
+                payloads.append(line[5:].strip())
+        if rest:
+            self._pieces.append(rest)
+        return payloads
+
+
 class Exchange:
-    """An answer under way. `finished`: its last event has been read. `silent`: no byte came for
-    long, and no sign of life from the engine either."""
+    """A request under way and its answer. `finished`: what was wanted of it has been read."""
 
-    response: aiohttp.ClientResponse
-    finished: bool = False
-    silent: bool = False
-    reads: int = 0
-    waits: bool = False
+    def __init__(self, sending: asyncio.Future[aiohttp.ClientResponse], prompt_tokens: int) -> None:
+        self.finished = False
+        self.reads = 0
+        self._sending = sending
+        self._prompt_tokens = prompt_tokens
+        self._lines = EventLines()
+
+    async def receive(self) -> list[bytes]:
+        """The payloads that come next and together; of a plain answer all of it; [] at the end."""
+        response = await self._answer()
+        if response.content_type != "text/event-stream":
+            return [data] if (data := await self.read()) else []
+        while data := await self._piece(response):
+            if payloads := [one for one in self._lines.feed(data) if one != b"[DONE]"]:
+                return payloads
+        return []
 
     async def read(self) -> bytes:
-        """The next bytes, or b"" at the end. No clock is asked: see `_Watchdog`."""
-        self.waits = True
-        data: bytes = await self.response.content.readany()
-        self.waits = False
+        """All of the answer."""
+        response, pieces = await self._answer(), []
+        while data := await self._piece(response):
+            pieces.append(data)
+        self.finished = True
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Give the connection back to the pool where the answer was read to its end (nobody waits
+        for what follows the last event), else close it, which also tells the engine."""
+        if self._sending.cancel() or self._sending.cancelled() or self._sending.exception():
+            return
+        response = self._sending.result()
+        if self.finished:
+            asyncio.get_running_loop().call_later(_DRAIN_SECONDS, response.close)
+        else:
+            response.close()
+
+    async def _answer(self) -> aiohttp.ClientResponse:
+        if not self._sending.done():
+            await asyncio.wait([self._sending])  # not awaited itself: `close` may cancel it
+        if self._sending.cancelled():
+            raise Lost("the request was closed")
+        response = self._sending.result()
+        if response.status != 200:
+            raise _refused(response.status, await response.read(), self._prompt_tokens)
+        return response
+
+    async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
+        data: bytes = await response.content.readany()
         self.reads += 1
         return data
 
 
-class _Watchdog:
-    """Looks at an exchange now and then: a timer for each read would cost more than the read.
-
-    Where nothing came from one look to the next, the engine is asked for a sign of life; without
-    one the exchange is closed as `silent`.
-    """
-
-    def __init__(
-        self, exchange: Exchange, seconds: float, alive: Callable[[], Coroutine[Any, Any, bool]]
-    ) -> None:
-        self._exchange = exchange
-        self._seconds = seconds
-        self._alive = alive
-        self._asking: asyncio.Task[None] | None = None
-        self._look_later()
-
-    def end(self) -> None:
-        self._timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
-
-    def _look_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._seconds, self._look, self._exchange.reads)
-
-    def _look(self, reads: int) -> None:
-        if self._exchange.waits and self._exchange.reads == reads:
-            self._asking = asyncio.ensure_future(self._ask(reads))
-        else:
-            self._look_later()
-
-    async def _ask(self, reads: int) -> None:
-        if not await self._alive() and self._exchange.reads == reads:
-            self._exchange.silent = True
-            self._exchange.response.close()
-        else:
-            self._look_later()
-
-
 class Transport:
-    """Connections to the engine at `url` (a function is asked each time; None: not there yet).
-    `key` is asked each time too; None: the one that `http` sends, if any."""
+    """Exchanges with the engine at `url` (a function is asked each time; None: not there yet).
+    `http` pools the connections (`connections`); `key` is asked each time as well (None: the one
+    that `http` sends, if any)."""
 
     def __init__(
         self,
@@ -102,183 +129,102 @@ class Transport:
         self._key = key
         self._http = http
         self._silence_seconds = silence_seconds
-        self._last_answer = -math.inf
-        self._settling: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def exchange(
-        self,
-        path: str,
-        body: dict[str, Any],
-        prompt_tokens: int,
-        routing_key: str | None = None,
-        *,
-        fresh: bool,
+        self, path: str, body: dict[str, Any], prompt_tokens: int, routing_key: str | None = None
     ) -> AsyncGenerator[Exchange, None]:
         """POST `body` to `path`. Raises Lost or EngineRefused, also from the reading inside."""
-        base = self.base()
-        if base is None:
+        if (base := self.base()) is None:
             raise Lost("the engine has no address yet")
+        try:
+            data = orjson.dumps(body)
+        except TypeError:  # what a client of ours put into its sampling parameters
+            raise EngineRefused(400, "a parameter is no JSON that an engine takes") from None
         headers = {"Content-Type": "application/json", **self._authorization()}
         if routing_key is not None:
             headers["X-SMG-Routing-Key"] = routing_key
-        own = watchdog = None
-        if fresh or self._now() - self._last_answer > _POOL_SECONDS:
-            own = self._fresh(total=None)
-        exchange = None
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        sending = self._http.post(base + path, data=data, headers=headers, timeout=timeout)
+        exchange = Exchange(asyncio.ensure_future(sending), prompt_tokens)
+        silence = asyncio.ensure_future(self._close_when_silent(exchange, base))
         try:
-            sending = asyncio.ensure_future(
-                (own or self._http).post(
-                    base + path,
-                    data=dumps(body),
-                    headers=headers,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-                )
-            )
-            exchange = Exchange(await self._first_bytes(sending, base))
-            if exchange.response.status != 200:
-                await _raise_for(exchange.response, prompt_tokens)
-            self._last_answer = self._now()
-            watchdog = _Watchdog(exchange, self._silence_seconds, lambda: self._alive(base))
             yield exchange
         except aiohttp.InvalidURL:
             raise EngineError("the engine's address is not a URL") from None
-        except (aiohttp.ClientError, OSError) as error:
-            if exchange is not None and exchange.silent:
+        except (aiohttp.ClientError, OSError, Lost) as error:
+            if silence.done():
                 raise Lost("the engine has fallen silent") from None
+            if isinstance(error, Lost):
+                raise
             raise Lost(f"the connection to the engine broke ({type(error).__name__})") from None
         finally:
-            if watchdog is not None:
-                watchdog.end()
-            if exchange is not None:
-                self._part(exchange, own is None)
-            if own is not None:
-                await own.close()
+            silence.cancel()
+            exchange.close()
 
-    async def close(self) -> None:
-        """Waits until finished connections are back in the pool."""
-        if self._settling:
-            await asyncio.wait(self._settling)
+    async def _close_when_silent(self, exchange: Exchange, base: str) -> None:
+        """Ends when nothing comes and nothing lives at the address. One look now and then: a timer
+        for each read would cost more than the read. Any answer is a sign of life: `/health` of a
+        paused SGLang may say 503, and vLLM knows no `/model_info`."""
+        while True:
+            reads = exchange.reads
+            await asyncio.sleep(self._silence_seconds)
+            if exchange.reads == reads:
+                alive = self.base() == base and await self.ask("GET", "/model_info") is not None
+                if not alive and exchange.reads == reads:
+                    exchange.close()
+                    return
 
-    async def tell(
-        self, path: str, body: dict[str, Any], seconds: float = _ASK_SECONDS
-    ) -> tuple[int, str] | None:
-        """POST `body`, outside the pool and its queue: the status and, of an error, the engine's
-        reason; None without an answer within `seconds`."""
-        base = self.base()
-        if base is None:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        seconds: float = _ASK_SECONDS,
+    ) -> tuple[int, bytes] | None:
+        """Status and body of the answer; None without one within `seconds`."""
+        if (base := self.base()) is None:
             return None
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with (
-                self._fresh(seconds) as session,
-                session.post(base + path, json=body) as response,
-            ):
-                data = await response.read()
-                return response.status, reason_of(data) if response.status >= 400 else ""
+            async with self._http.request(
+                method, base + path, json=body, timeout=timeout, headers=self._authorization()
+            ) as response:
+                return response.status, await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError):
-            return None
-
-    async def ask(self, path: str) -> int | None:
-        """The status of a GET, or None without an answer within five seconds."""
-        base = self.base()
-        if base is None:
-            return None
-        try:
-            async with self._fresh() as session, session.get(base + path) as response:
-                return response.status
-        except (aiohttp.ClientError, OSError):
             return None
 
     async def fetch(self, *paths: str) -> Any:
         """The JSON of a GET of the first of `paths` that the engine knows. Raises
         EngineUnavailable, and EngineRefused where it knows none."""
-        base = self.base()
-        if base is None:
-            raise EngineUnavailable("the engine has no address yet")
-        try:
-            async with self._fresh() as session:
-                for path in paths:
-                    async with session.get(base + path) as response:
-                        if response.status == 404:
-                            continue
-                        if response.status in (401, 403):
-                            raise EngineRefused(
-                                response.status, "the engine refuses our key (ENGINE_API_KEY)"
-                            )
-                        response.raise_for_status()
-                        return await response.json(content_type=None)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineUnavailable(
-                f"the engine does not tell its model ({type(error).__name__})"
-            ) from None
+        for path in paths:
+            status, body = await self.ask("GET", path) or (503, b"")
+            if status == 404:
+                continue
+            if status in (401, 403):
+                raise EngineRefused(status, "the engine refuses our key (ENGINE_API_KEY)")
+            try:
+                if status < 400:
+                    return orjson.loads(body)
+            except ValueError:
+                pass
+            raise EngineUnavailable(f"the engine does not answer {path} ({status})")
         raise EngineRefused(404, f"the engine knows no {' and no '.join(paths)}")
-
-    def base(self) -> str | None:
-        url = self._url() if callable(self._url) else self._url
-        return url.rstrip("/") if url else None
-
-    async def _first_bytes(
-        self, sending: asyncio.Future[aiohttp.ClientResponse], base: str
-    ) -> aiohttp.ClientResponse:
-        try:
-            while not sending.done():
-                await asyncio.wait([sending], timeout=self._silence_seconds)
-                if not sending.done() and not await self._alive(base):
-                    raise Lost("the engine has fallen silent")
-            return sending.result()
-        finally:
-            sending.cancel()
-
-    def _part(self, exchange: Exchange, pooled: bool) -> None:
-        """Gives the connection back to the pool if its answer ended, else closes it, which also
-        tells the engine. Nobody waits for what follows the last event."""
-        if exchange.finished and pooled:
-            self._last_answer = self._now()
-            settling = asyncio.ensure_future(_settle(exchange.response))
-            self._settling.add(settling)
-            settling.add_done_callback(self._settling.discard)
-        else:
-            exchange.response.close()
-
-    async def _alive(self, base: str) -> bool:
-        """Any answer counts, also that there is no such path: `/health` of a paused SGLang may say
-        503, and vLLM knows no `/model_info`."""
-        return self.base() == base and await self.ask("/model_info") is not None
-
-    def _fresh(self, total: float | None = _ASK_SECONDS) -> aiohttp.ClientSession:
-        """A session whose connection is new, and not counted against the pool's limit."""
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True),
-            headers={**self._http.headers, **self._authorization()},
-            timeout=aiohttp.ClientTimeout(total=total),
-        )
 
     def _authorization(self) -> dict[str, str]:
         key = self._key()
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+    def base(self) -> str | None:
+        url = self._url() if callable(self._url) else self._url
+        return url.rstrip("/") if url else None
 
 
-async def _settle(response: aiohttp.ClientResponse) -> None:
-    try:
-        with suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                while await response.content.readany():
-                    pass
-    finally:
-        if response.content.at_eof():
-            response.release()
-        else:
-            response.close()
-
-
-async def _raise_for(response: aiohttp.ClientResponse, prompt_tokens: int) -> None:
-    reason = reason_of(await response.read())
+def _refused(status: int, body: bytes, prompt_tokens: int) -> EngineError | Lost:
+    reason = reason_of(body)
     if passing(reason):
-        raise Lost("the engine has not loaded the adapter, or is about to end")
-    if response.status >= 500 or response.status in RETRIED_STATUS:
-        faulty = response.status not in RETRIED_STATUS
-        raise Lost(f"the engine is not ready ({response.status}): {reason}", faulty=faulty)
-    raise refusal(response.status, reason, prompt_tokens)
+        return Lost("the engine has not loaded the adapter, or is about to end")
+    if status >= 500 or status in RETRIED_STATUS:
+        faulty = status not in RETRIED_STATUS
+        return Lost(f"the engine is not ready ({status}): {reason}", faulty=faulty)
+    return refusal(status, reason, prompt_tokens)

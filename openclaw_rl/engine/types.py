@@ -1,11 +1,11 @@
-"""What an engine gives, whoever made it: streams of token ids, each with its log-prob and the
-weight version that made it. Nothing here knows a dialect; everything above knows only this."""
+"""What an engine gives, whoever made it: token ids, each with its log-prob and the weight version
+that made it. Nothing here knows a kind of engine; everything above knows only this."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 OnWait = Callable[[str], None]
@@ -81,17 +81,9 @@ class Abilities:
     """Most candidates of a position."""
     abort_by_id: bool
     """Else a request ends by closing its connection."""
-    scores_alone: bool
-    """A text is scored without a token generated after it. Else a text that fills the context to
-    the last token cannot be scored."""
     any_temperature: bool
     """Log-probs are those of the distribution sampled from, at any temperature and penalty. Else
     they are given at temperature 1 without penalties, and are missing otherwise."""
-
-    def told(self, known: Mapping[str, Any]) -> Abilities:
-        """With what was found out of an engine in the place of what its kind can do."""
-        names = {item.name for item in fields(self)} & known.keys()
-        return replace(self, **{name: known[name] for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +95,7 @@ class Adapter:
 
 
 class Engine(Protocol):
-    """The narrow waist: SGLang, vLLM and the embedded engine (which speaks SGLang's dialect)."""
+    """The narrow waist: SGLang, vLLM and the embedded engine, told apart by nobody above."""
 
     @property
     def abilities(self) -> Abilities: ...
@@ -119,23 +111,41 @@ class Engine(Protocol):
         stream: bool = True,
         on_wait: OnWait | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The reply to `ids`, whole in the end. `stream` False: nobody reads along, so the tokens
-        may come in few large deltas, which costs less."""
+        """The reply to `ids`. `sampling` has SGLang's names; `max_new_tokens` (at least 1) is
+        required. `rid` must be unique and of a fixed length: engines abort by prefix. `stream`
+        False: nobody reads along, so the tokens may come in few large deltas, which costs less.
+
+        Use it under `contextlib.aclosing`: closing aborts at the engine. Raises EngineRefused
+        (ContextOverflow) and EngineUnavailable."""
         ...
 
-    async def score(self, ids: Sequence[int], start: int) -> list[float]: ...
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """Natural-log probability of each of `ids[start:]`, given all ids before it; not scaled by
+        any temperature. `start` is at least 1: nothing precedes the first id."""
+        ...
 
-    async def score_top(self, ids: Sequence[int], start: int, top: int) -> Scores: ...
+    async def score_top(self, ids: Sequence[int], start: int, top: int) -> Scores:
+        """As `score`, with the `top` likeliest tokens in the place of each of `ids[start:]`."""
+        ...
 
-    async def abort(self, rid: str) -> None: ...
+    async def abort(self, rid: str) -> None:
+        """End the request: its stream gives `Finish("abort")` next. Unknown rids are ignored."""
+        ...
 
     async def health(self) -> bool: ...
 
-    async def model_info(self) -> dict[str, Any]: ...
+    async def model_info(self) -> dict[str, Any]:
+        """What the engine says of its model: `model_path`, `context_length` where it tells."""
+        ...
 
-    async def adapters(self) -> frozenset[str]: ...
+    async def adapters(self) -> frozenset[str]:
+        """Names of the adapters that the engine holds. Raises EngineUnavailable."""
+        ...
 
-    async def load_adapter(self, name: str, path: str) -> None: ...
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Let the engine load a PEFT folder, at the path where it sees it, under a new name.
+        Requests under way go on. Raises EngineUnavailable or EngineRefused."""
+        ...
 
     async def unload_adapter(self, name: str) -> None: ...
 

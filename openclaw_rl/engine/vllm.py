@@ -1,8 +1,6 @@
 """vLLM's `/v1/completions`, spoken in token ids.
 
-Guarantees as SGLang's dialect: ids in order, each once; a log-prob is given where the engine named
-that id beside a finite value. Weights are adapters: the name asked for decides the version of a
-token, "base" without one.
+Weights are adapters: the name asked for decides the version of a token, "base" without one.
 
 vLLM computes log-probs at one of two places (`vllm/v1/sample/sampler.py`, 0.32). By default (raw)
 before temperature and penalties: they are ours at temperature 1 without any. With `--logprobs-mode
@@ -16,24 +14,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.engine.dialect import Reader, models_of
-from openclaw_rl.engine.events import broken_off
-from openclaw_rl.engine.fastjson import loads
-from openclaw_rl.engine.scores import are_ids, is_log_prob
+import orjson
+
+from openclaw_rl.engine.api import (
+    Reader,
+    are_ids,
+    checked_ids,
+    finish_of,
+    is_log_prob,
+    likeliest,
+    models_of,
+    read_event,
+)
 from openclaw_rl.engine.types import Abilities, Adapter, Candidates, Delta, Finish, Scores
 from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
 
-_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    **{
-        name: name
-        for name in (
-            *("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
-            *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-        )
-    },
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_SAME = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    }
+)
+_GRAMMARS = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
 }
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Said in every request: where one is missing vLLM takes the model's own generation settings."""
@@ -47,24 +54,16 @@ _UNCUT: Mapping[str, float] = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "min_new
 """Values under which raw and processed log-probs are those of the policy sampled from."""
 _COLDEST = 0.01
 """vLLM raises lower temperatures to it; at 0 it gives log-probs at temperature 1."""
-_GRAMMARS = {
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-    "structural_tag": "structural_tag",
-}
 _NO_VALUE = -9999.0
 """What vLLM writes for minus infinity, which JSON lacks."""
-_BASE = "base"
+_NAMED = "token_id:"
 
 
 class VLLM:
-    """See `Dialect`. `abilities` are those of a vLLM started with its defaults (`--max-logprobs
+    """See `EngineAPI`. `abilities` are those of a vLLM started with its defaults (`--max-logprobs
     20`, raw log-probs) until more is known."""
 
-    abilities = Abilities(
-        top_logprobs=20, abort_by_id=False, scores_alone=False, any_temperature=False
-    )
+    abilities = Abilities(top_logprobs=20, abort_by_id=False, any_temperature=False)
     path = "/v1/completions"
     info_paths: tuple[str, ...] = ("/v1/models",)
     load_path, unload_path = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -81,20 +80,16 @@ class VLLM:
         top: int,
         stream: bool = True,
     ) -> tuple[dict[str, Any], Reader]:
-        body = {
-            **_DEFAULTS,
+        body = _body(ids, adapter) | {
             **_parameters(sampling),
-            "prompt": list(ids),
-            "stream": True,
+            "stream": stream,
             "logprobs": max(1, top),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "skip_special_tokens": False,
             "request_id": rid,
         }
-        if adapter is not None:
-            body["model"] = adapter.name
-        version = adapter.version if adapter is not None else _BASE
+        version = adapter.version if adapter is not None else "base"
         return body, _Reader(len(ids), version, top, self._ours(sampling))
 
     def _ours(self, sampling: Mapping[str, Any]) -> bool:
@@ -109,26 +104,23 @@ class VLLM:
     def scoring(
         self, ids: Sequence[int], start: int, top: int, rid: str, adapter: Adapter | None
     ) -> dict[str, Any]:
-        body = {**_DEFAULTS, "prompt": list(ids), "max_tokens": 1, "prompt_logprobs": top}
-        if adapter is not None:
-            body["model"] = adapter.name
-        return body
+        return _body(ids, adapter) | {"max_tokens": 1, "prompt_logprobs": top}
 
     def scores(self, data: bytes, ids: Sequence[int], start: int, top: int) -> Scores | None:
         try:
-            choice = loads(data)["choices"][0]
+            choice = orjson.loads(data)["choices"][0]
             if choice.get("finish_reason") == "abort":
                 return None
             entries = choice["prompt_logprobs"]
             if len(entries) == len(ids):
                 places = [
-                    {int(token): float(about["logprob"]) for token, about in entry.items()}
+                    {int(token): about["logprob"] for token, about in entry.items()}
                     for entry in entries[start:]
                 ]
                 values = [place[token] for place, token in zip(places, ids[start:], strict=True)]
                 if all(map(_known, values)):
                     return Scores(values, [_best(place, top) for place in places] if top else None)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             pass
         raise EngineError("the engine's scores do not line up with the ids asked for")
 
@@ -142,76 +134,9 @@ class VLLM:
         raise EngineError("the engine's list of models has no base model")
 
 
-class _Reader:
-    """Reads one stream of chunks."""
-
-    def __init__(self, prompt_tokens: int, version: str, top: int, ours: bool) -> None:
-        self._prompt_tokens, self._version = prompt_tokens, version
-        self._top, self._ours = top, ours
-        self._last: int | None = None
-
-    def read(self, payload: bytes) -> Delta:
-        try:
-            event = loads(payload)
-        except ValueError:
-            raise EngineError("the engine sent an event that is no JSON") from None
-        if not isinstance(event, dict):
-            raise EngineError("the engine sent an event that is no JSON object")
-        if "error" in event:
-            raise broken_off(event["error"], payload, self._prompt_tokens)
-        choices = event.get("choices")
-        if not choices:
-            return Delta([], [], self._version)  # usage only
-        choice = choices[0] if isinstance(choices, list) else None
-        if not isinstance(choice, dict):
-            raise EngineError("the engine sent an event without a choice")
-        ids = choice.get("token_ids")
-        if ids is None:  # never passed over: what its text was made of would be missing
-            raise EngineError("the engine's event lacks token_ids: its vLLM is older than 0.10.2")
-        if not isinstance(ids, list) or not are_ids(ids):
-            raise EngineError("the engine sent what is no token id")
-        self._last = ids[-1] if ids else self._last
-        values, top = self._logprobs(ids, choice.get("logprobs"))
-        return Delta(ids, values, self._version, self._finish(choice), top=top)
-
-    def _logprobs(
-        self, ids: list[int], given: Any
-    ) -> tuple[list[float] | None, list[Candidates] | None]:
-        if not ids:
-            return [], [] if self._top else None
-        if not self._ours or not isinstance(given, dict):
-            return None, None
-        values = given.get("token_logprobs")
-        if given.get("tokens") != [f"token_id:{token}" for token in ids] or (
-            not isinstance(values, list) or len(values) != len(ids) or not all(map(_known, values))
-        ):
-            return None, None
-        return [float(value) for value in values], self._candidates(given, len(ids))
-
-    def _candidates(self, given: Mapping[str, Any], count: int) -> list[Candidates] | None:
-        places = given.get("top_logprobs")
-        if not self._top or not isinstance(places, list) or len(places) != count:
-            return None
-        try:
-            named = [{int(k.removeprefix("token_id:")): v for k, v in p.items()} for p in places]
-        except (AttributeError, ValueError, TypeError):
-            return None
-        if not all(are_ids([*place]) for place in named):
-            return None
-        return [_best(place, self._top) for place in named]
-
-    def _finish(self, choice: Mapping[str, Any]) -> Finish | None:
-        kind = choice.get("finish_reason")
-        if kind is None:
-            return None
-        if kind == "error":
-            raise EngineUnavailable("the engine failed at this request")
-        if kind not in ("stop", "length", "abort"):
-            raise EngineError(f"the engine ended with an unknown finish reason {str(kind)[:40]!r}")
-        matched = choice.get("stop_reason")
-        if kind == "stop" and matched is None:
-            matched = self._last  # the model's own end of turn: vLLM names only what was asked for
-        return Finish(kind, matched if isinstance(matched, int | str) else None)
+def _body(ids: Sequence[int], adapter: Adapter | None) -> dict[str, Any]:
+    model = {} if adapter is None else {"model": adapter.name}
+    return {**_DEFAULTS, **model, "prompt": list(ids)}
 
 
 def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,11 +146,71 @@ def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
         if name in _GRAMMARS:
             if value:
                 found["structured_outputs"] = {_GRAMMARS[name]: value}
-        elif name in _NAMES:
-            found[_NAMES[name]] = value
+        elif name in _SAME or name in _RENAMED:
+            found[_RENAMED.get(name, name)] = value
         else:
             raise EngineRefused(400, f"vLLM knows no sampling parameter like {name}")
     return found
+
+
+class _Reader:
+    """Reads the chunks of one stream, or the one answer that is not a stream."""
+
+    def __init__(self, prompt_tokens: int, version: str, top: int, ours: bool) -> None:
+        self._prompt_tokens, self._version = prompt_tokens, version
+        self._top, self._ours = top, ours
+        self._last: int | None = None
+
+    def read(self, payload: bytes) -> Delta:
+        event = read_event(payload, self._prompt_tokens)
+        try:
+            choice = event["choices"][0]
+            ids, given = choice["token_ids"], choice.get("logprobs")
+        except (LookupError, TypeError, AttributeError):
+            # Never passed over: what its text was made of would be missing.
+            raise EngineError(
+                "the engine's event lacks token_ids: its vLLM is older than 0.10.2"
+            ) from None
+        if checked_ids(ids):
+            self._last = ids[-1]
+        values, top = self._logprobs(ids, given)
+        return Delta(ids, values, self._version, self._finish(choice), top=top)
+
+    def _logprobs(
+        self, ids: list[int], given: Any
+    ) -> tuple[list[float] | None, list[Candidates] | None]:
+        """None where they are not those of the policy, or not one for each id, named by it."""
+        if not ids:
+            return [], [] if self._top else None
+        if not self._ours or not isinstance(given, dict):
+            return None, None
+        values = given.get("token_logprobs")
+        if given.get("tokens") != [f"{_NAMED}{token}" for token in ids] or (
+            not isinstance(values, list) or len(values) != len(ids) or not all(map(_known, values))
+        ):
+            return None, None
+        return values, self._candidates(given.get("top_logprobs"), len(ids))
+
+    def _candidates(self, places: Any, count: int) -> list[Candidates] | None:
+        if not self._top or not isinstance(places, list) or len(places) != count:
+            return None
+        try:
+            named = [{int(k.removeprefix(_NAMED)): v for k, v in p.items()} for p in places]
+        except (AttributeError, ValueError):
+            return None
+        if not all(map(are_ids, named)):
+            return None
+        return [_best(place, self._top) for place in named]
+
+    def _finish(self, choice: Mapping[str, Any]) -> Finish | None:
+        kind, matched = choice.get("finish_reason"), choice.get("stop_reason")
+        if kind is None:
+            return None
+        if kind == "error":
+            raise EngineUnavailable("the engine failed at this request")
+        if kind == "stop" and matched is None:
+            matched = self._last  # the model's own end of turn: vLLM names only what was asked for
+        return finish_of(kind, matched)
 
 
 def _known(value: Any) -> bool:
@@ -234,5 +219,4 @@ def _known(value: Any) -> bool:
 
 def _best(place: Mapping[int, float], top: int) -> Candidates:
     """The `top` likeliest; vLLM adds the token itself where it is not among them."""
-    pairs = [(float(value), token) for token, value in place.items() if _known(value)]
-    return sorted(pairs, key=lambda pair: -pair[0])[:top]
+    return likeliest((value, token) for token, value in place.items() if _known(value))[:top]

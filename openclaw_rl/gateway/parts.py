@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from openclaw_rl.config import Config
+from openclaw_rl.engine.api import EngineAPI
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.dialect import Dialect
-from openclaw_rl.engine.kinds import connections, dialect_of
+from openclaw_rl.engine.client import EngineClient, engine_api
+from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter, OnWait
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.gateway.core import MAX_TURNS, Gateway
@@ -63,7 +63,7 @@ class PolicyAddress:
         self._fixed = fixed.rstrip("/") or None
         self._journal = journal
         self._endpoint: Endpoint | None = None
-        self._dialect = dialect_of(None)
+        self._api = engine_api(None)
 
     def __call__(self) -> str | None:
         if self._fixed is not None:
@@ -92,15 +92,15 @@ class PolicyAddress:
         key = self._told.get("key")
         return key if isinstance(key, str) else None
 
-    def dialect(self) -> Dialect:
+    def api(self) -> EngineAPI:
         """How that engine is spoken to, with what the host found that it can do."""
-        return self._dialect
+        return self._api
 
     async def look(self) -> None:
         """Read the journal. An unreadable journal leaves the last address."""
         with contextlib.suppress(OpenClawRLError):
             self._endpoint = await self._journal.endpoint("policy")
-            self._dialect = dialect_of(self._told.get("engine"), self._told.get("abilities"))
+            self._api = engine_api(self._told.get("engine"), self._told.get("abilities", {}))
 
     @property
     def _told(self) -> Mapping[str, Any]:
@@ -165,7 +165,7 @@ async def open_parts(config: Config) -> AsyncIterator[Parts]:
             connections(config.engine.api_key, read_bufsize=2**20)
         )
         engine = EngineClient(
-            address.dialect,
+            address.api,
             address,
             http,
             adapter=address.adapter,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from openclaw_rl.engine.text import TextStream
+from openclaw_rl.engine.chat import TextStream
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.gateway.auth import Caller
 from openclaw_rl.gateway.stops import StopCut

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient as Engine
-from openclaw_rl.engine.kinds import connections, dialect_of
+from openclaw_rl.engine.client import engine_api
+from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal.records import Endpoint
@@ -196,7 +197,7 @@ class Models:
         if role not in self._engines:
             pool = connections(self._key(role))
             engine = self._engines[role] = Engine(
-                lambda: dialect_of(self._places[role].info.get("engine")),
+                lambda: engine_api(self._places[role].info.get("engine")),
                 lambda: self._places[role].url,
                 pool,
                 key=lambda: self._places[role].info.get("key"),

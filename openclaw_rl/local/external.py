@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.client import open_engine
 from openclaw_rl.engine.survey import Survey, survey
+from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
 from openclaw_rl.journal import Journal

@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
@@ -96,7 +97,9 @@ class Reader:
         if parent is not None:
             tokens = [*parent.prompt_ids, *parent.output_ids]
             at = KnownPrompt(parent.rendered_len, parent.rendered_sha, tokens, parent.output_ids)
-            known = self.tokenizer.continue_prompt(at, prompt)
+            opened = prompt[: parent.rendered_len].rstrip().endswith(THINK)
+            meaning = partial(self.reply_format.meaning, tools=past.tools, in_reasoning=opened)
+            known = self.tokenizer.continue_prompt(at, prompt, meaning)
         ids = list(known) if known is not None else self.tokenizer.encode(prompt)
         if len(ids) + len(output) > self.context_length:
             raise _LeftOut("too_long")

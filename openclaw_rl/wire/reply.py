@@ -173,7 +173,9 @@ class ReplyFormat:
         message = self.message(text, tools, in_reasoning=in_reasoning)
         texts = [(message.get(key) or "").strip() for key in ("reasoning_content", "content")]
         called = [call["function"] for call in message.get("tool_calls", ())]
-        return texts, [(call["name"], json.loads(call["arguments"])) for call in called]
+        # Cut off in its reasoning is not the same as done with it.
+        closed = bool(texts[0] and self.think and self.think[1] in text)
+        return texts, closed, [(call["name"], json.loads(call["arguments"])) for call in called]
 
 
 def begins(body: str, *words: str) -> bool | None:

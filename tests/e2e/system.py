@@ -15,8 +15,7 @@ from pathlib import Path
 import aiohttp
 from openai import AsyncOpenAI
 
-from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.client import EngineClient, open_engine
 from openclaw_rl.journal import Fates, Journal
 
 

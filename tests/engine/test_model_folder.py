@@ -51,6 +51,6 @@ def test_case_47_another_configuration_or_tokenizer_is_another_model(
 
 
 def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no model in .*config.json") as caught:
+    with pytest.raises(ConfigError, match=r"no model in .*config\.json") as caught:
         model_fingerprint(tmp_path)
     assert "\n" not in str(caught.value)

@@ -1,8 +1,9 @@
-"""The short way to render a template gives what `apply_chat_template` gives."""
+"""A template is rendered as `apply_chat_template` renders it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,29 +37,31 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @settings(max_examples=60, deadline=None)
 @given(messages=MESSAGES, thinking=st.booleans())
-def test_the_short_way_gives_the_same_text(
-    tokenizer: object, messages: list[dict[str, object]], thinking: bool
+def test_the_text_is_that_of_transformers(
+    tokenizer: Any, messages: list[dict[str, Any]], thinking: bool
 ) -> None:
-    template = ChatTemplate(tokenizer)
-    kwargs = {"enable_thinking": thinking}
-    assert template._alias is not None
-    assert template.render(messages, None, kwargs) == template._by_transformers(
-        messages, None, kwargs
+    assert ChatTemplate(tokenizer).render(
+        messages, None, {"enable_thinking": thinking}
+    ) == tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
     )
 
 
 def test_a_template_that_reads_a_method_of_a_message_is_rendered_alike(tmp_path: Path) -> None:
     source = "{% for m in messages %}{{ m.items() | list | length }}{{ m.role }};{% endfor %}"
     made = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, template=source))
-    template = ChatTemplate(made)
     messages = [{"role": "user", "content": "x", "items": "y"}]
-    assert template.render(messages, None, {}) == "3user;"
+    assert ChatTemplate(made).render(messages) == "3user;"
 
 
-def test_where_the_short_way_differs_it_is_not_taken(
-    tokenizer: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ChatTemplate, "_shortly", lambda *_: "something else")
-    template = ChatTemplate(tokenizer)
-    assert template._alias is None
-    assert "hello" in template.render([{"role": "user", "content": "hello"}], None, {})
+def test_where_the_short_way_differs_it_is_not_taken(tokenizer: Any) -> None:
+    class Other:
+        """A later `transformers` that chooses its template in another way."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def get_chat_template(self, *_: object) -> str:
+            return "something else"
+
+    assert "hello" in ChatTemplate(Other()).render([{"role": "user", "content": "hello"}])

@@ -48,7 +48,7 @@ class Fault:
     abort_status: int | None = None
     """With `abort_after`: `status_code` beside the abort, as SGLang reports bad requests."""
     logprobs: str = "ok"
-    """ok | missing | fewer | none | nan | inf | shifted (ids do not match)"""
+    """ok | missing | fewer | none (null, as engines write what is not finite) | shifted"""
     logprobs_from: int = 0
     """The lie about log-probs begins at this token."""
     ignore_budget: bool = False
@@ -108,8 +108,6 @@ class FakeEngine:
         tokenizer: Any = None,
         version: str = "0",
         cumulative: bool = True,
-        cumulative_logprobs: bool | None = None,
-        says_incremental: bool = False,
         delay: float = 0.0,
         context_length: int = 4096,
         default_reply: Sequence[int] = (101, 102, 103, EOS_ID),
@@ -118,11 +116,6 @@ class FakeEngine:
         self.tokenizer = tokenizer
         self.version = version
         self.cumulative = cumulative
-        self.cumulative_logprobs = (
-            cumulative if cumulative_logprobs is None else cumulative_logprobs
-        )
-        self.says_incremental = says_incremental
-        """Events carry `incremental`, as the embedded engine's do."""
         self.delay = delay
         self.context_length = context_length
         self.default_reply = list(default_reply)
@@ -469,10 +462,8 @@ class FakeEngine:
             f'"prompt_tokens": {len(request.ids)}, "completion_tokens": {len(sent)}, '
             f'"cached_tokens": {len(request.ids) // 2}, "weight_version": {json.dumps(version)}'
         )
-        if self.says_incremental:
-            meta += ', "incremental": true'
         lie = fault.logprobs if len(sent) > fault.logprobs_from else "ok"
-        start = 0 if self.cumulative_logprobs else shown
+        start = 0 if self.cumulative else shown
         if request.body.get("return_logprob") and lie != "missing":
             entries = request.entries[start:]
             if lie == "fewer":
@@ -491,9 +482,7 @@ class FakeEngine:
         if at >= fault.logprobs_from:
             if fault.logprobs == "shifted":
                 token += 1
-            value = {"none": None, "nan": float("nan"), "inf": float("-inf")}.get(
-                fault.logprobs, value
-            )
+            value = None if fault.logprobs == "none" else value
         return json.dumps([value, token, None])
 
     def _tops(self, request: Request, ids: Sequence[int], at: int) -> list[Any]:

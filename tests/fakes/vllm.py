@@ -109,6 +109,14 @@ class FakeVLLM(FakeEngine):
         if request.sampling["max_new_tokens"] == 0:
             return web.json_response(self._scored(request, fault))
         request.base = given.get("model") in (None, self.model_path)
+        if not given["stream"]:
+            events = [event async for event in self._events(request, fault, whole=True)]
+            if events[-1] is None:
+                assert http.transport is not None
+                http.transport.abort()
+                return web.Response()
+            text = _chunk(json.loads(events[-1]), request.reply)
+            return web.Response(text=text, content_type="application/json")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         async for event in self._events(request, fault, whole=False):

@@ -88,13 +88,13 @@ async def test_what_nobody_expects_of_an_announcement_is_logged_and_the_next_one
     async with FakeVLLM(tokenizer=ChatTokenizer.load(str(model))) as engine:
         engine.adapters |= {"name-1": "/1", "name-2": "/2"}
         async with world(tmp_path, model, engine=engine, engine_url="") as served:
-            announce(served.journal, engine.url, 1, abilities=["private"])  # no names in it
-            await eventually(lambda: "AttributeError" in caplog.text)
+            announce(served.journal, engine.url, 1, abilities=12345)  # no names in it
+            await eventually(lambda: "TypeError" in caplog.text)
             announce(served.journal, engine.url, 2)
             await eventually(lambda: said(served.journal)[0] == "name-2")
             engine.say("Fine.")
             assert await ask(served) == "Fine."
-    assert "private" not in caplog.text
+    assert "12345" not in caplog.text
     assert caplog.text.count("looking for the engine failed") == 1
 
 

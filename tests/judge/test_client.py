@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.kinds import connections, open_engine
+from openclaw_rl.engine.client import open_engine
+from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
 from openclaw_rl.judge.client import EngineClient, OpenAIClient, is_overflow
 from openclaw_rl.judge.votes import VERDICT_SCHEMA

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from openclaw_rl.engine.kinds import dialect_of, open_engine
+from openclaw_rl.engine.client import engine_api, open_engine
 from openclaw_rl.engine.types import Adapter, collect
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
@@ -66,7 +66,7 @@ class Stand:
 
     @property
     def load_path(self) -> str:
-        return dialect_of("vllm" if isinstance(self.fake, FakeVLLM) else "sglang").load_path
+        return engine_api("vllm" if isinstance(self.fake, FakeVLLM) else "sglang").load_path
 
     def policy(self) -> dict[str, Any]:
         found = self.journal.endpoint("policy")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.client import open_engine
 from openclaw_rl.errors import ContextOverflow
 from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec

@@ -68,7 +68,9 @@ def test_the_ids_are_what_the_template_writes(tmp_path, reader, model):
     assert list(first.prompt_ids) == tokenizer.encode(generation)
     assert tokenizer.decode(first.output_ids) == "Water."
     assert first.output_ids[-1] in tokenizer.eos_ids
-    text = tokenizer._decode_all([*second.prompt_ids, *second.output_ids])
+    marks = {"<|im_start|>", "<|im_end|>"}
+    ids = [*second.prompt_ids, *second.output_ids]
+    text = tokenizer.showing(marks, inner=marks).decode(ids)
     assert whole.startswith(text)
     assert second.parent_id == first.turn_id
     assert second.shares_tokens

@@ -19,8 +19,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import open_engine
+from openclaw_rl.engine.client import EngineClient, open_engine
 
 START_SECONDS = 600
 

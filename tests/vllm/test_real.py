@@ -14,8 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import dialect_of, open_engine
+from openclaw_rl.engine.client import EngineClient, engine_api, open_engine
 from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
 from openclaw_rl.errors import ConfigError, ContextOverflow, EngineRefused
@@ -79,7 +78,7 @@ async def test_log_probs_at_a_temperature_are_those_sampled_from_or_missing(
 ) -> None:
     """Two tokens are 1/T times as far apart as at temperature 1."""
     able = asdict((await survey("auto", url, http)).abilities)
-    engine = EngineClient(dialect_of("vllm", able), url, http, wait_seconds=120)
+    engine = EngineClient(engine_api("vllm", able), url, http, wait_seconds=120)
     sampling = params(8, temperature=0.5, ignore_eos=True)
     ids: list[int] = []
     tops: list[list[tuple[float, int]]] = []
