@@ -95,7 +95,7 @@ def _lines(turn: Turn, text: bool) -> Iterator[str]:
         score = "no score" if verdict.score is None else f"reward {verdict.score:+g}"
         votes = ", ".join("-" if vote is None else f"{vote:g}" for vote in verdict.votes)
         hint = f"hint of {len(verdict.hint)} characters" if verdict.hint else "no hint"
-        teacher = "teacher's values" if verdict.taught else "no teacher"
+        teacher = "teacher's values" if verdict.has_teacher else "no teacher"
         yield f"  {score}{f' (votes {votes})' if votes else ''} · {hint} · {teacher}"
     followed = turn.next_state
     roles = ", ".join(str(message.get("role")) for message in followed or ())

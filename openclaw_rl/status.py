@@ -59,9 +59,8 @@ def read_status(config: Config) -> dict[str, Any]:
         "mean_reward": mean_reward,
         "batch_size": config.rollout.batch_size,
         "usable": len(choice.take),
-        "held_back": choice.held.get("session_share", 0),
     }
-    status["warnings"] = _warnings(status, rules.session_cap)
+    status["warnings"] = _warnings(status)
     return status
 
 
@@ -83,7 +82,7 @@ def _listens(url: str) -> bool:
         return False
 
 
-def _warnings(status: dict[str, Any], share: int) -> list[str]:
+def _warnings(status: dict[str, Any]) -> list[str]:
     found = []
     if not status["balanced"]:
         found.append("the counts do not add up: please report this")
@@ -122,11 +121,12 @@ def _warnings(status: dict[str, Any], share: int) -> list[str]:
     if status["refused_adapter"]:
         found.append(f"the engine did not take an adapter, so an older one is served: "
                      f"{status['refused_adapter']}")  # fmt: skip
-    if status["held_back"] and status["usable"] < status["batch_size"]:
+    foreign = status["dropped"].get("sampling", 0)
+    if foreign >= _MANY and 2 * foreign > status["main"]:
         found.append(
-            f"{status['held_back']} of {status['ready']} ready turns are held back: a session "
-            f"gives at most {share} turns of a batch of {status['batch_size']}; more sessions "
-            "fill it, or a larger --session-share"
+            f"{foreign} turns were sampled with parameters that the trainer cannot compute "
+            "log-probs for (penalties, top-p, top-k, min-p, another temperature), so they are "
+            "never trained: let the client send none, or set --client-sampling ignore"
         )
     return found
 

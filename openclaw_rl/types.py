@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -137,19 +137,21 @@ class Verdict:
     created: float = 0.0
 
     @property
-    def taught(self) -> bool:
+    def has_teacher(self) -> bool:
         """Whether a teacher has a value for any token."""
         values = self.teacher_log_probs or ()
         topk = self.teacher_topk
         return any(map(math.isfinite, values)) or (topk is not None and topk.known)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Turn:
     """One reply of the policy and what became of it: the one record from the gateway to the sample.
 
-    The gateway fills it before the client sees the end of the reply; the journal stores it and adds
-    the fields from `state` on.
+    The tracker begins it (who is speaking, where it belongs), the gateway fills it before the
+    client sees the end of the reply, the journal stores it and adds the fields from `state` on. A
+    *head* is a turn without its payload: no ids, messages or log-probs, but their lengths and
+    versions, which otherwise follow from the payload.
 
     `messages[:matched]` mean the same as the parent's messages and its reply. `shares_tokens`
     says that `prompt_ids` begins with the parent's prompt and output ids; the journal checks it
@@ -162,40 +164,66 @@ class Turn:
 
     turn_id: str
     session_id: str
-    source: str
-    owner: str
-    kind: Kind
-    kind_reason: str
-    parent_id: str | None
-    matched: int
-    shares_tokens: bool
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-    output_logprobs: Sequence[float]
-    output_versions: Sequence[str]
-    finish_reason: str
-    truncated: bool
-    messages: Sequence[Message]
-    reply: Message
-    tools: Sequence[Mapping[str, Any]]
-    template_kwargs: Mapping[str, Any]
-    sampling: Mapping[str, Any]
+    source: str = ""
+    """How the session was recognised (`header:x-session-id`, `history`, ...)."""
+    owner: str = ""
+    kind: Kind = "main"
+    kind_reason: str = ""
+    parent_id: str | None = None
+    matched: int = 0
+    shares_tokens: bool = False
+    request_hash: str = ""
+    node_hash: str = ""
+    """Of the history with the reply; like `request_hash` opaque to all but `session`."""
+    created: float = 0.0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     """What the engine sampled with (`temperature`, ...); no temperature means 1.0, SGLang's own
     default."""
-    request_hash: str
-    node_hash: str
-    rendered_len: int
-    rendered_sha: str
-    created: float
-    drop_reason: str | None = None
+    finish_reason: str = ""
+    truncated: bool = False
     off_policy: bool = False
     """A reply that was not sampled here: its ids are the template's, and it has neither log-probs
     nor versions."""
+    drop_reason: str | None = None
+
+    prompt_len: int = 0
+    output_len: int = 0
+    min_version: str = ""
+    max_version: str = ""
+    """Its oldest and newest weights: by number where all are numbers, else by appearance."""
+
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    output_logprobs: Sequence[float] = ()
+    output_versions: Sequence[str] = ()
     topk: TopK | None = None
+    messages: Sequence[Message] = ()
+    reply: Message = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rendered_len: int = 0
+    rendered_sha: str = ""
+
     state: State = State.WAITING
-    next_state: tuple[Message, ...] | None = None
+    next_state: Sequence[Message] | None = None
+    """What followed; None: nothing yet. Of a head: empty where something has."""
     attempts: int = 0
     verdict: Verdict | None = None
     lease_host: str | None = None
     lease_rollout: int | None = None
     trained_version: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_ids:
+            self.prompt_len = len(self.prompt_ids)
+        if self.output_ids:
+            self.output_len = len(self.output_ids)
+        if self.output_versions:
+            self.min_version, self.max_version = _version_bounds(self.output_versions)
+
+
+def _version_bounds(versions: Sequence[str]) -> tuple[str, str]:
+    distinct = list(dict.fromkeys(versions))
+    if all(version.isdecimal() for version in distinct):
+        distinct.sort(key=int)
+    return distinct[0], distinct[-1]

@@ -37,7 +37,7 @@ def tidy(config: Config, now: float) -> dict[str, int]:
     """One round of housekeeping at time `now`; how many turns, by what happened to them."""
     data = config.data
     with Journal.open(config.journal_path) as journal:
-        return journal.upkeep(
+        return journal.run_retention(
             now,
             next_state_ttl=data.next_state_hours * 3600,
             max_age=data.retention_days * 86400 or None,

@@ -32,7 +32,7 @@ from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings, vie
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.session.types import NextState, NodeState, Placement
+from openclaw_rl.session.types import NextState, Placement
 from openclaw_rl.types import Turn
 from openclaw_rl.wire.errors import WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat
@@ -218,7 +218,7 @@ class Gateway:
         self._tracker.forget_session(session_id, owner)
         self._metrics.count("ended_sessions")
 
-    def restore(self, nodes: Iterable[NodeState]) -> None:
+    def restore(self, nodes: Iterable[Turn]) -> None:
         """After a restart: which turn of each session is the newest."""
         for node in nodes:
             if node.kind == "main":
@@ -255,15 +255,9 @@ class Gateway:
         now = self._clock()
         late = any(one in self._continued for one in self._tracker.overtaken_by(placement))
         over = self._endings.since(placement.session_id, turn.owner, turn.started)
-        record = Turn(
-            turn_id=turn.turn_id,
-            session_id=placement.session_id,
-            source=placement.source,
-            owner=turn.owner,
-            kind=placement.kind,
-            kind_reason=placement.kind_reason,
-            parent_id=placement.parent_id,
-            matched=placement.matched,
+        head = self._tracker.commit(placement, turn.turn_id, reply, now, retried=late)
+        record = dataclasses.replace(
+            head,
             shares_tokens=prompt.shares_tokens,
             prompt_ids=prompt.ids,
             output_ids=turn.output_ids,
@@ -276,13 +270,11 @@ class Gateway:
             tools=turn.request.tools,
             template_kwargs=turn.request.template_kwargs,
             sampling=turn.sampling,
-            request_hash=placement.request_hash,
-            node_hash=self._tracker.commit(placement, turn.turn_id, reply, now, retried=late),
             rendered_len=prompt.rendered_len,
             rendered_sha=prompt.rendered_sha,
             created=turn.created,
             topk=turn.topk(),
-            drop_reason="retried" if late else "session_ended" if over else None,
+            drop_reason=head.drop_reason or ("session_ended" if over else None),
         )
         started = time.perf_counter()
         recorded = await self._journaled(self._journal.write(self._writing(record, placement, now)))

@@ -157,7 +157,7 @@ async def open_parts(config: Config) -> AsyncIterator[Parts]:
         about = {"model": config.served_name, "reply_format": f"{reply_format.name} (by {by})"}
         await journal.write(partial(_publish_gateway, config.gateway.url, about))
         tracker = Tracker(max_turns=MAX_TURNS, unnamed=config.gateway.unnamed)
-        nodes = await journal.nodes(MAX_TURNS)
+        nodes = await journal.heads(MAX_TURNS)
         tracker.restore(nodes)
         address = PolicyAddress(config.engine.url, journal)
         await address.look()
@@ -212,7 +212,7 @@ async def open_parts(config: Config) -> AsyncIterator[Parts]:
             health=Health(
                 url=address,
                 engine_healthy=engine.health,
-                fates=journal.fates,
+                fates=journal.outcomes,
                 trainer=partial(journal.endpoint, "trainer"),
             ),
             address=address,

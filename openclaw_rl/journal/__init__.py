@@ -1,15 +1,7 @@
 """The durable store that the four loops share. See README.md of this package."""
 
 from openclaw_rl.journal.lock import gateway_lock, trainer_lock
-from openclaw_rl.journal.records import (
-    Endpoint,
-    Fates,
-    Lease,
-    Lineage,
-    Output,
-    ReadyTurn,
-    SourceCount,
-)
+from openclaw_rl.journal.records import Endpoint, Fates, Lease, Outcomes, SourceCount
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 
@@ -19,9 +11,7 @@ __all__ = [
     "Fates",
     "Journal",
     "Lease",
-    "Lineage",
-    "Output",
-    "ReadyTurn",
+    "Outcomes",
     "SourceCount",
     "gateway_lock",
     "trainer_lock",

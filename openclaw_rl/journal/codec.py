@@ -78,16 +78,6 @@ def unpack_runs(text: str) -> list[str]:
     return [value for value, count in json.loads(text) for _ in range(count)]
 
 
-def version_bounds(versions: Sequence[str]) -> tuple[str, str]:
-    """Oldest and newest version: by number where all are numbers, else by appearance."""
-    distinct = list(dict.fromkeys(versions))
-    if not distinct:
-        return "", ""
-    if all(version.isdecimal() for version in distinct):
-        distinct.sort(key=int)
-    return distinct[0], distinct[-1]
-
-
 def all_finite(values: Iterable[float]) -> bool:
     return all(map(math.isfinite, values))
 

@@ -135,7 +135,7 @@ class Database:
             row = self._retry(lambda: self._db.execute(f"PRAGMA {statement}").fetchone())
             return int(row[0]) if row else 0
 
-    def give_space_back(self) -> None:
+    def vacuum(self) -> None:
         """Return free pages to the system, and empty the write-ahead log, which may still hold
         deleted text. Not possible inside a transaction, and a reader of another process can hold
         the log up: then a later call does it."""

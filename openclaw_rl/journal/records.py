@@ -3,54 +3,9 @@ the epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from openclaw_rl.types import Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyTurn:
-    """What choosing a batch needs of a ready turn. Versions are those of its first and newest
-    weights: `min_version` by number where both are numbers, else by order of appearance."""
-
-    turn_id: str
-    session_id: str
-    owner: str
-    created: float
-    min_version: str
-    max_version: str
-    temperature: float
-    output_len: int
-    off_policy: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
-    """Lengths of a turn in tokens. `parent_id` only where the prompt begins with the parent's
-    prompt and output, token for token."""
-
-    turn_id: str
-    parent_id: str | None
-    prompt_len: int
-    output_len: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """The sampled part of a turn and its verdict: what a training sample takes of it."""
-
-    turn_id: str
-    session_id: str
-    created: float
-    prompt_len: int
-    output_ids: Sequence[int]
-    output_logprobs: Sequence[float]
-    output_versions: Sequence[str]
-    truncated: bool
-    verdict: Verdict | None
-    off_policy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +50,7 @@ class SessionRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fates:
+class Outcomes:
     """How many turns ended where. Turns that were purged since are still counted."""
 
     seen: int = 0
@@ -116,6 +71,10 @@ class Fates:
         return sum(count.unbound for count in self.by_source.values())
 
     def balanced(self) -> bool:
-        """Whether `seen == main + side` and `main` is the sum of its fates: it always is."""
+        """Whether `seen == main + side` and `main` is the sum of its outcomes: it always is."""
         ends = self.waiting + self.judging + self.ready + self.leased + self.trained
         return self.seen == self.main + self.side and self.main == ends + sum(self.dropped.values())
+
+
+Fates = Outcomes
+"""Until its callers are changed."""

@@ -2,7 +2,7 @@
 
 Guarantees: a deleted turn takes its text with it (messages no other turn of its session uses),
 the turns that remain stay whole (a prompt that was stored as a tail of a deleted one is stored in
-full first), and the fates still add up.
+full first), and the outcomes still add up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from openclaw_rl.journal import codec, turns
-from openclaw_rl.journal.records import Fates, SourceCount
+from openclaw_rl.journal.records import Outcomes, SourceCount
 from openclaw_rl.types import State
 
 CHUNK = 64
@@ -26,7 +26,7 @@ NAMED = (
 """Turns of a session, of an owner, older than a time: each condition counts where it is given."""
 
 
-def fates(db: sqlite3.Connection) -> Fates:
+def outcomes(db: sqlite3.Connection) -> Outcomes:
     states: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     rows = db.execute(
@@ -39,7 +39,7 @@ def fates(db: sqlite3.Connection) -> Fates:
             dropped[reason] += n
     seen: dict[str, int] = dict(db.execute("SELECT name, n FROM counters WHERE scope = 'seen'"))
     counters = db.execute("SELECT name, n FROM counters WHERE scope = 'count' ORDER BY name")
-    return Fates(
+    return Outcomes(
         seen=sum(seen.values()),
         main=sum(states.values()) - states[State.SIDE],
         side=states[State.SIDE],
@@ -125,25 +125,25 @@ def size(db: sqlite3.Connection) -> int:
 def _delete(db: sqlite3.Connection, seqs: Sequence[int]) -> int:
     if not seqs:
         return 0
-    db.execute("CREATE TEMP TABLE IF NOT EXISTS going (seq INTEGER PRIMARY KEY)")
-    db.execute("DELETE FROM going")
-    db.executemany("INSERT INTO going VALUES (?)", [(seq,) for seq in seqs])
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS doomed (seq INTEGER PRIMARY KEY)")
+    db.execute("DELETE FROM doomed")
+    db.executemany("INSERT INTO doomed VALUES (?)", [(seq,) for seq in seqs])
     _keep_children_whole(db)
     db.execute(
         "INSERT INTO purged SELECT "
         "CASE WHEN state IN ('side', 'trained', 'dropped') THEN state ELSE 'dropped' END AS ended, "
         "CASE WHEN state IN ('side', 'trained', 'dropped') THEN reason ELSE 'purged' END AS why, "
-        "source, count(*) FROM turns WHERE seq IN going GROUP BY ended, why, source "
+        "source, count(*) FROM turns WHERE seq IN doomed GROUP BY ended, why, source "
         "ON CONFLICT (state, reason, source) DO UPDATE SET n = n + excluded.n"
     )
     sessions = [
-        row[0] for row in db.execute("SELECT DISTINCT session_id FROM turns WHERE seq IN going")
+        row[0] for row in db.execute("SELECT DISTINCT session_id FROM turns WHERE seq IN doomed")
     ]
     for table in ("turns", "payloads", "verdicts"):
-        db.execute(f"DELETE FROM {table} WHERE seq IN going")
+        db.execute(f"DELETE FROM {table} WHERE seq IN doomed")
     for session_id in sessions:
         _sweep_messages(db, session_id)
-    db.execute("DELETE FROM going")
+    db.execute("DELETE FROM doomed")
     return len(seqs)
 
 
@@ -151,7 +151,7 @@ def _keep_children_whole(db: sqlite3.Connection) -> None:
     children = db.execute(
         "SELECT child.seq, child.turn_id FROM turns child "
         "JOIN turns parent ON parent.turn_id = child.parent_id "
-        "WHERE child.prompt_base > 0 AND parent.seq IN going AND child.seq NOT IN going"
+        "WHERE child.prompt_base > 0 AND parent.seq IN doomed AND child.seq NOT IN doomed"
     ).fetchall()
     for seq, turn_id in children:
         prompt, _ = turns.load_tokens(db, turn_id)

@@ -2,15 +2,16 @@
 
 Guarantees: a method that returned has committed (unless inside `batch()`: then its end has).
 A turn changes its state only by the guarded steps of `State`, so two processes can never both take
-one. `fates()` always adds up. Thread-safe; one instance is one connection, and a thread that waits
-for another holds nothing up outside this instance. Not to be carried over a fork.
+one. `outcomes()` always adds up. Thread-safe; one instance is one connection, and a thread that
+waits for another holds nothing up outside this instance. Not to be carried over a fork.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,16 @@ from typing import Any
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import codec, retention, turns
 from openclaw_rl.journal.database import Database
-from openclaw_rl.journal.judging import Judging
-from openclaw_rl.journal.leasing import Leasing
-from openclaw_rl.journal.records import Endpoint, Fates, SessionRow
-from openclaw_rl.session.types import NodeState
-from openclaw_rl.types import Message, Turn
+from openclaw_rl.journal.records import Endpoint, Lease, Outcomes, SessionRow
+from openclaw_rl.types import Message, State, Turn, Verdict
+
+MAX_ATTEMPTS = 20
+"""How often a turn is given to a judge before it is dropped; with growing pauses, hours."""
 
 
-class Journal(Judging, Leasing):
+class Journal:
     def __init__(self, db: Database) -> None:
-        super().__init__(db)
+        self._db = db
         self._seen_change: tuple[int, int] | None = None
 
     @classmethod
@@ -98,7 +99,7 @@ class Journal(Judging, Leasing):
         return self._end(where, (turn_id, now), reason, now) > 0
 
     def count(self, name: str, n: int = 1) -> None:
-        """Add to a named counter of `fates().counters`."""
+        """Add to a named counter of `outcomes().counters`."""
         with self._db.write() as db:
             turns.add_count(db, "count", name, n)
 
@@ -111,38 +112,18 @@ class Journal(Judging, Leasing):
             now,
         )
 
-    def nodes(self, limit: int) -> list[NodeState]:
-        """The newest `limit` turns that were served, parents first, for `Tracker.restore`.
+    def heads(self, limit: int) -> list[Turn]:
+        """Heads of the newest `limit` turns that were served, parents first, for `Tracker.restore`.
         Replayed ones are kept apart: no live conversation goes on from them."""
         with self._db.read() as db:
-            rows = db.execute(
-                "SELECT turn_id, session_id, source, owner, kind, parent_id, node_hash, "
-                "request_hash, next_ids IS NOT NULL, created, reason = 'retried' "
-                "FROM turns WHERE off_policy = 0 ORDER BY seq DESC LIMIT ?",
-                (limit,),
-            ).fetchall()
-        return [
-            NodeState(
-                turn_id=row[0],
-                session_id=row[1],
-                source=row[2],
-                owner=row[3],
-                kind=row[4],
-                parent_id=row[5],
-                node_hash=row[6],
-                request_hash=row[7],
-                has_next_state=bool(row[8]),
-                created=row[9],
-                retried=bool(row[10]),
-            )
-            for row in reversed(rows)
-        ]
+            clause = "WHERE t.off_policy = 0 ORDER BY t.seq DESC LIMIT ?"
+            return turns.load_heads(db, clause, (limit,))[::-1]
 
     def turn(self, turn_id: str) -> Turn | None:
         with self._db.read() as db:
             return turns.load_turn(db, turn_id)
 
-    def knows(self, turn_id: str) -> bool:
+    def has_turn(self, turn_id: str) -> bool:
         """Whether a turn of this id is there, or was replayed and went by age or size."""
         with self._db.read() as db:
             found = db.execute(
@@ -208,6 +189,237 @@ class Journal(Judging, Leasing):
                 for session_id, owner, last in rows
             ]
 
+    # -- judge -----------------------------------------------------------------------------
+
+    def claim(
+        self,
+        worker: str,
+        limit: int,
+        now: float,
+        lease_seconds: float,
+        *,
+        but_not: Sequence[str] = (),
+    ) -> list[Turn]:
+        """Up to `limit` turns to judge, oldest first, reserved for `worker` until
+        `now + lease_seconds`; none of `but_not`, which it still has in hand. A turn whose judge
+        died too often is dropped as `judge_lost`."""
+        with self._db.write() as db:
+            db.execute(
+                "UPDATE turns SET state = 'dropped', reason = 'judge_lost', changed = ? "
+                "WHERE state = 'judging' AND claim_until <= ? AND attempts >= ?",
+                (now, now, MAX_ATTEMPTS),
+            )
+            ids = [
+                row[0]
+                for row in db.execute(
+                    "SELECT turn_id FROM turns WHERE state = 'judging' AND claim_until <= ? "
+                    "AND retry_at <= ? AND turn_id NOT IN (SELECT value FROM json_each(?)) "
+                    "ORDER BY created, seq LIMIT ?",
+                    (now, now, json.dumps(but_not), limit),
+                )
+            ]
+            db.executemany(
+                "UPDATE turns SET claim_worker = ?, claim_until = ?, attempts = attempts + 1 "
+                "WHERE turn_id = ?",
+                [(worker, now + lease_seconds, turn_id) for turn_id in ids],
+            )
+        with self._db.read() as db:
+            found = [turns.load_turn(db, turn_id) for turn_id in ids]
+        return [turn for turn in found if turn is not None]
+
+    def extend_claims(self, worker: str, until: float) -> list[str]:
+        """A slow judge is still at work: keep its claims until then. The turns it still holds."""
+        held = "state = 'judging' AND claim_worker = ?"
+        with self._db.write() as db:
+            db.execute(f"UPDATE turns SET claim_until = ? WHERE {held}", (until, worker))
+            rows = db.execute(f"SELECT turn_id FROM turns WHERE {held}", (worker,))
+            return [row[0] for row in rows]
+
+    def release_claims(self, worker: str) -> int:
+        """A judge stops in good order: its turns are free at once, the attempt does not count."""
+        with self._db.write() as db:
+            return db.execute(
+                "UPDATE turns SET claim_worker = NULL, claim_until = 0, attempts = attempts - 1 "
+                "WHERE state = 'judging' AND claim_worker = ?",
+                (worker,),
+            ).rowcount
+
+    def write_verdict(
+        self, turn_id: str, worker: str, verdict: Verdict, now: float, *, use_score: bool = True
+    ) -> State | None:
+        """The turn is READY, or DROPPED as `no_signal` where nothing could be learnt: no score or
+        0, and no teacher value. None (and nothing changed) where the claim was lost.
+
+        `use_score=False`: the method learns from teacher values alone, a score is only recorded.
+
+        Raises `JournalError` for a score that is no finite number, or teacher values (or rows of
+        candidates) that are not one for each output token.
+        """
+        teacher, topk = verdict.teacher_log_probs, verdict.teacher_topk
+        if verdict.score is not None and not math.isfinite(verdict.score):
+            raise JournalError(f"turn {turn_id}: the score must be a finite number or None")
+        with self._db.write() as db:
+            row = _claimed(db, turn_id, worker)
+            if row is None:
+                return None
+            seq, output_len, _ = row
+            if teacher is not None and len(teacher) != output_len:
+                raise JournalError(
+                    f"turn {turn_id}: {len(teacher)} teacher values for {output_len} tokens"
+                )
+            if topk is not None and len(topk.ids) != output_len:
+                raise JournalError(
+                    f"turn {turn_id}: {len(topk.ids)} rows of candidates for {output_len} tokens"
+                )
+            rewarded = use_score and bool(verdict.score)
+            state = State.READY if rewarded or verdict.has_teacher else State.DROPPED
+            turns.store_verdict(db, seq, verdict, now)
+            db.execute(
+                "UPDATE turns SET state = ?, reason = ?, changed = ?, claim_worker = NULL "
+                "WHERE seq = ?",
+                (state, "" if state is State.READY else "no_signal", now, seq),
+            )
+            return state
+
+    def drop_claimed(self, turn_id: str, claim: str, reason: str, now: float) -> bool:
+        """End a turn that cannot be judged. False (and nothing changed) where the claim was
+        lost: another worker may have judged the turn meanwhile."""
+        where = "turn_id = ? AND state = 'judging' AND claim_worker = ?"
+        return self._end(where, (turn_id, claim), reason, now) > 0
+
+    def postpone(
+        self,
+        turn_id: str,
+        worker: str,
+        reason: str,
+        retry_at: float,
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> State | None:
+        """The judge could not be asked: JUDGING again from `retry_at` on, or DROPPED for `reason`
+        after `max_attempts`. Counted as `postponed:<reason>`. None where the claim was lost."""
+        with self._db.write() as db:
+            row = _claimed(db, turn_id, worker)
+            if row is None:
+                return None
+            seq, _, attempts = row
+            turns.add_count(db, "count", f"postponed:{reason}")
+            if attempts >= max_attempts:
+                self._end("seq = ?", (seq,), reason, retry_at)
+                return State.DROPPED
+            db.execute(
+                "UPDATE turns SET claim_worker = NULL, claim_until = 0, retry_at = ? WHERE seq = ?",
+                (retry_at, seq),
+            )
+            return State.JUDGING
+
+    # -- rollout and trainer ---------------------------------------------------------------
+
+    def ready(self, limit: int = 4096) -> list[Turn]:
+        """Ready turns, oldest first; of any one session no more than its fair part of `limit`
+        while others have some, so that a long queue of one hides nobody."""
+        with self._db.read() as db:
+            return turns.load_heads(
+                db,
+                "JOIN (SELECT seq AS ready, row_number() OVER (PARTITION BY owner, session_id "
+                "ORDER BY created, seq) AS place FROM turns WHERE state = 'ready' ORDER BY place "
+                "LIMIT ?) ON ready = t.seq ORDER BY t.created, t.turn_id",
+                (limit,),
+            )
+
+    def lease(self, rollout_id: int, host: str, turn_ids: Iterable[str], now: float) -> bool:
+        """Take ready turns for one rollout: all of them, or none and False.
+
+        Raises `JournalError` while an earlier lease of this host and rollout is unfinished.
+        """
+        ids = list(dict.fromkeys(turn_ids))
+        if not ids:
+            return False
+        with self._db.write() as db:
+            if db.execute(
+                "SELECT 1 FROM turns WHERE state = 'leased' AND lease_host = ? "
+                "AND lease_rollout = ?",
+                (host, rollout_id),
+            ).fetchone():
+                raise JournalError(
+                    f"rollout {rollout_id} of {host} has an unfinished lease: train it or give "
+                    "it back"
+                )
+            wanted = json.dumps(ids)
+            ready = db.execute(
+                "SELECT count(*) FROM turns WHERE state = 'ready' "
+                "AND turn_id IN (SELECT value FROM json_each(?))",
+                (wanted,),
+            ).fetchone()[0]
+            if ready != len(ids):
+                return False
+            db.execute(
+                "UPDATE turns SET state = 'leased', lease_host = ?, lease_rollout = ?, "
+                "leased_at = ?, changed = ? WHERE state = 'ready' "
+                "AND turn_id IN (SELECT value FROM json_each(?))",
+                (host, rollout_id, now, now, wanted),
+            )
+            return True
+
+    def leases(self, host: str) -> list[Lease]:
+        """Unfinished leases of a host, lowest rollout first; turns oldest first."""
+        with self._db.read() as db:
+            rows = db.execute(
+                "SELECT lease_rollout, turn_id, leased_at FROM turns WHERE state = 'leased' "
+                "AND lease_host = ? ORDER BY lease_rollout, created, turn_id",
+                (host,),
+            ).fetchall()
+        ids: dict[int, list[str]] = {}
+        times: dict[int, float] = {}
+        for rollout_id, turn_id, leased_at in rows:
+            ids.setdefault(rollout_id, []).append(turn_id)
+            times.setdefault(rollout_id, leased_at)
+        return [
+            Lease(host=host, rollout_id=key, turn_ids=tuple(value), created=times[key])
+            for key, value in ids.items()
+        ]
+
+    def give_back(self, rollout_id: int, host: str, now: float) -> int:
+        """The turns of an unfinished lease are ready again; how many."""
+        return self._settle(
+            "state = 'ready', lease_host = NULL, lease_rollout = NULL, leased_at = NULL",
+            (), rollout_id, host, now,
+        )  # fmt: skip
+
+    def mark_trained(self, rollout_id: int, host: str, version: str, now: float) -> int:
+        """The weights `version` have learnt from this lease; how many turns. Again: 0."""
+        return self._settle(
+            "state = 'trained', trained_version = ?", (version,), rollout_id, host, now
+        )
+
+    def _settle(
+        self, change: str, values: tuple[Any, ...], rollout_id: int, host: str, now: float
+    ) -> int:
+        with self._db.write() as db:
+            return db.execute(
+                f"UPDATE turns SET {change}, changed = ? "
+                "WHERE state = 'leased' AND lease_host = ? AND lease_rollout = ?",
+                (*values, now, host, rollout_id),
+            ).rowcount
+
+    def lineage(self, turn_ids: Iterable[str]) -> list[Turn]:
+        """These turns and all whose tokens their prompts begin with, oldest first: heads, of these
+        turns with what was sampled and their verdicts. Unknown ids are left out."""
+        with self._db.read() as db:
+            return turns.load_lineage(db, set(turn_ids))
+
+    def drop_leased(
+        self, rollout_id: int, host: str, turn_ids: Iterable[str], reason: str, now: float
+    ) -> int:
+        """End turns of an unfinished lease that cannot be trained; how many there were."""
+        return self._end(
+            "state = 'leased' AND lease_host = ? AND lease_rollout = ? "
+            "AND turn_id IN (SELECT value FROM json_each(?))",
+            (host, rollout_id, json.dumps(list(turn_ids))),
+            reason,
+            now,
+        )
+
     # -- the model -------------------------------------------------------------------------
 
     def bind(self, fingerprint: Mapping[str, str | int | float]) -> None:
@@ -254,10 +466,14 @@ class Journal(Judging, Leasing):
 
     # -- status ----------------------------------------------------------------------------
 
-    def fates(self) -> Fates:
+    def fates(self) -> Outcomes:
+        """`outcomes`, until its callers are changed."""
+        return self.outcomes()
+
+    def outcomes(self) -> Outcomes:
         """Where all turns ever seen are, in one consistent view."""
         with self._db.read() as db:
-            return retention.fates(db)
+            return retention.outcomes(db)
 
     def judged(self, recent: int) -> tuple[int, float | None]:
         """How many turns have a verdict, and the mean score of the newest `recent` scored ones."""
@@ -270,22 +486,11 @@ class Journal(Judging, Leasing):
             ).fetchone()[0]
         return total, mean
 
-    def expire(
-        self, now: float, next_state_ttl: float | None = None, *, ready_ttl: float | None = None
-    ) -> dict[str, int]:
+    def expire(self, now: float, next_state_ttl: float) -> int:
         """Drop turns that waited for a next state longer than `next_state_ttl` seconds
-        (`no_next_state`), or ready ones older than `ready_ttl` (`expired`); how many by reason."""
-        ended: dict[str, int] = {}
-        with self._db.write():
-            for state, ttl, reason in (
-                ("waiting", next_state_ttl, "no_next_state"),
-                ("ready", ready_ttl, "expired"),
-            ):
-                if ttl is not None:
-                    ended[reason] = self._end(
-                        f"state = '{state}' AND created < ?", (now - ttl,), reason, now
-                    )
-        return {reason: n for reason, n in ended.items() if n}
+        (`no_next_state`); how many."""
+        where = "state = 'waiting' AND created < ?"
+        return self._end(where, (now - next_state_ttl,), "no_next_state", now)
 
     def purge(
         self,
@@ -314,7 +519,7 @@ class Journal(Judging, Leasing):
         else:
             raise JournalError("purge needs to be told what to delete")
         if removed:
-            self._db.give_space_back()
+            self._db.vacuum()
         return removed
 
     def _purge_step(self, step: Callable[[sqlite3.Connection], int], limit: int | None) -> int:
@@ -326,22 +531,22 @@ class Journal(Judging, Leasing):
             if limit is None or n < limit:
                 return removed
 
-    def upkeep(
+    def run_retention(
         self,
         now: float,
         *,
-        next_state_ttl: float | None = None,
-        ready_ttl: float | None = None,
+        next_state_ttl: float,
         max_age: float | None = None,
         max_bytes: int | None = None,
     ) -> dict[str, int]:
         """What somebody should do every few minutes, from a thread and a connection of its own:
         `expire`, then `purge` by age in seconds and by size. How many turns, by what happened."""
-        done = self.expire(now, next_state_ttl, ready_ttl=ready_ttl)
-        purged = self.purge(older_than=now - max_age) if max_age is not None else 0
+        done = {"no_next_state": self.expire(now, next_state_ttl), "purged": 0}
+        if max_age is not None:
+            done["purged"] += self.purge(older_than=now - max_age)
         if max_bytes is not None:
-            purged += self.purge(max_bytes=max_bytes)
-        return done | ({"purged": purged} if purged else {})
+            done["purged"] += self.purge(max_bytes=max_bytes)
+        return {what: n for what, n in done.items() if n}
 
     def size(self) -> int:
         """Bytes of content in the file, without free pages."""
@@ -353,3 +558,22 @@ class Journal(Judging, Leasing):
         now = (self._db.pragma("data_version"), self._db.own_changes())
         changed, self._seen_change = now != self._seen_change, now
         return changed
+
+    def _end(self, where: str, values: tuple[Any, ...], reason: str, now: float) -> int:
+        if not reason:
+            raise JournalError("a turn is dropped for a reason")
+        with self._db.write() as db:
+            return db.execute(
+                "UPDATE turns SET state = 'dropped', reason = ?, changed = ?, claim_worker = NULL "
+                f"WHERE {where}",
+                (reason, now, *values),
+            ).rowcount
+
+
+def _claimed(db: sqlite3.Connection, turn_id: str, worker: str) -> tuple[int, int, int] | None:
+    row: tuple[int, int, int] | None = db.execute(
+        "SELECT seq, output_len, attempts FROM turns "
+        "WHERE turn_id = ? AND state = 'judging' AND claim_worker = ?",
+        (turn_id, worker),
+    ).fetchone()
+    return row

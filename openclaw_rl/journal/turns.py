@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import codec
-from openclaw_rl.journal.records import Lineage, Output
 from openclaw_rl.types import Message, State, Turn, Verdict
 
-_TURN_COLUMNS = (
-    "turn_id, session_id, source, owner, kind, kind_reason, state, reason, parent_id, "
-    "matched, prompt_base, prompt_len, output_len, tokens_sha, history_sha, created, "
-    "min_version, max_version, temperature, off_policy, truncated, finish_reason, "
-    "request_hash, node_hash, rendered_len, rendered_sha, changed"
-)
-_INSERT_TURN = (
-    f"INSERT INTO turns ({_TURN_COLUMNS}) VALUES ({', '.join('?' * _TURN_COLUMNS.count(','))}, ?)"
-)
+_AS_IT_IS = (
+    "turn_id", "session_id", "source", "owner", "kind", "kind_reason", "parent_id", "matched",
+    "created", "finish_reason", "truncated", "off_policy", "request_hash", "node_hash",
+    "rendered_len", "rendered_sha", "prompt_len", "output_len", "min_version", "max_version",
+    "attempts", "lease_host", "lease_rollout", "trained_version",
+)  # fmt: skip
+"""Fields of `Turn` that are columns of `turns`, under the same name."""
 
-# Columns are named, so that an older process can go on beside one that added some.
-_PAYLOAD_COLUMNS = (
-    "seq, prompt_tail, output_ids, output_logprobs, output_versions, message_ids, reply_id, "
-    "tools_id, template_kwargs, sampling, topk_ids, topk_logprobs"
+_HEAD = (
+    f"SELECT {', '.join(f't.{name}' for name in _AS_IT_IS)}, t.seq, t.state, t.reason, "
+    "t.prompt_base, t.next_ids, p.sampling FROM turns t JOIN payloads p USING (seq) "
 )
-_VERDICT_COLUMNS = "seq, score, hint, teacher, votes, reason, created, topk_ids, topk_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,82 +47,99 @@ class _Tail:
     history_sha: bytes
 
 
-def insert_turn(db: sqlite3.Connection, rec: Turn) -> None:
-    tail = _tail(db, rec)
-    if rec.shares_tokens and tail.base == 0:
+def insert_turn(db: sqlite3.Connection, turn: Turn) -> None:
+    turn = replace(turn)  # its lengths and versions are those of its payload as it is now
+    tail = _tail(db, turn)
+    if turn.shares_tokens and tail.base == 0:
         add_count(db, "count", "prefix_mismatch")
-    state, reason = _first_state(rec)
-    low, high = codec.version_bounds(rec.output_versions)
-    temperature = rec.sampling.get("temperature")
+    state, reason = _first_state(turn)
+    temperature = turn.sampling.get("temperature")
     try:
-        cursor = db.execute(
-            _INSERT_TURN,
-            (
-                rec.turn_id, rec.session_id, rec.source, rec.owner, rec.kind, rec.kind_reason,
-                state, reason, rec.parent_id, rec.matched, tail.base, len(rec.prompt_ids),
-                len(rec.output_ids), tail.tokens_sha,
-                tail.history_sha, rec.created, low, high,
-                1.0 if temperature is None else float(temperature), rec.off_policy, rec.truncated,
-                rec.finish_reason, rec.request_hash, rec.node_hash, rec.rendered_len,
-                rec.rendered_sha, rec.created,
-            ),
-        )  # fmt: skip
+        seq = _insert(
+            db,
+            "turns",
+            {name: getattr(turn, name) for name in _AS_IT_IS}
+            | {
+                "state": state,
+                "reason": reason,
+                "prompt_base": tail.base,
+                "tokens_sha": tail.tokens_sha,
+                "history_sha": tail.history_sha,
+                "temperature": 1.0 if temperature is None else float(temperature),
+                "changed": turn.created,
+            },
+        )
     except sqlite3.IntegrityError as error:
-        raise JournalError(f"turn {rec.turn_id} is recorded already") from error
-    messages = _message_ids(db, rec, tail.shared)
-    reply = store_messages(db, rec.session_id, [rec.reply])[0]
-    tools = store_messages(db, rec.session_id, [list(rec.tools)])[0] if rec.tools else None
-    topk = rec.topk
-    if topk is not None and len(topk.ids) != len(rec.output_ids):
+        raise JournalError(f"turn {turn.turn_id} is recorded already") from error
+    topk = turn.topk
+    if topk is not None and len(topk.ids) != turn.output_len:
         add_count(db, "count", "topk_missing")
         topk = None
-    db.execute(
-        f"INSERT INTO payloads ({_PAYLOAD_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            cursor.lastrowid, tail.prompt, codec.pack_ints(rec.output_ids),
-            codec.pack_floats(rec.output_logprobs), codec.pack_runs(rec.output_versions),
-            codec.pack_ints(messages), reply, tools,
-            codec.to_json(rec.template_kwargs), codec.to_json(rec.sampling),
-            *codec.pack_topk(topk),
-        ),
-    )  # fmt: skip
-    add_count(db, "seen", rec.source)
+    topk_ids, topk_logprobs = codec.pack_topk(topk)
+    one = partial(store_messages, db, turn.session_id)
+    _insert(
+        db,
+        "payloads",
+        {
+            "seq": seq,
+            "prompt_tail": tail.prompt,
+            "output_ids": codec.pack_ints(turn.output_ids),
+            "output_logprobs": codec.pack_floats(turn.output_logprobs),
+            "output_versions": codec.pack_runs(turn.output_versions),
+            "topk_ids": topk_ids,
+            "topk_logprobs": topk_logprobs,
+            "message_ids": codec.pack_ints(_message_ids(db, turn, tail.shared)),
+            "reply_id": one([turn.reply])[0],
+            "tools_id": one([list(turn.tools)])[0] if turn.tools else None,
+            "template_kwargs": codec.to_json(turn.template_kwargs),
+            "sampling": codec.to_json(turn.sampling),
+        },
+    )
+    add_count(db, "seen", turn.source)
 
 
-def _first_state(rec: Turn) -> tuple[State, str]:
-    if rec.kind == "side":
+def _insert(db: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int | None:
+    # Columns are named, so that an older process can go on beside one that added some.
+    names = ", ".join(values)
+    marks = ", ".join("?" * len(values))
+    insert = f"INSERT INTO {table} ({names}) VALUES ({marks})"
+    return db.execute(insert, tuple(values.values())).lastrowid
+
+
+def _first_state(turn: Turn) -> tuple[State, str]:
+    if turn.kind == "side":
         return State.SIDE, ""
-    reason = rec.drop_reason or _misfit(rec)
+    reason = turn.drop_reason or _misfit(turn)
     return (State.DROPPED, reason) if reason else (State.WAITING, "")
 
 
-def _misfit(rec: Turn) -> str:
+def _misfit(turn: Turn) -> str:
     """Why a turn cannot be trained as it came: nothing is padded or guessed to make it fit."""
-    length = len(rec.output_ids)
+    length = len(turn.output_ids)
     if length == 0:
         return "empty_output"
-    if rec.off_policy:
+    if turn.off_policy:
         return ""  # nobody sampled it here: the trainer computes its log-probs
-    if len(rec.output_logprobs) != length:
+    if len(turn.output_logprobs) != length:
         return "logprobs_missing"
-    if not codec.all_finite(rec.output_logprobs):
+    if not codec.all_finite(turn.output_logprobs):
         return "logprobs_invalid"
-    if len(rec.output_versions) != length or "" in rec.output_versions:
+    if len(turn.output_versions) != length or "" in turn.output_versions:
         return "versions_missing"
     return ""
 
 
-def _tail(db: sqlite3.Connection, rec: Turn) -> _Tail:
+def _tail(db: sqlite3.Connection, turn: Turn) -> _Tail:
     """One pass over tokens and messages: at the parent's end the digests must be the parent's."""
     row = db.execute(
         "SELECT t.prompt_len + t.output_len, t.tokens_sha, t.history_sha, p.message_ids, "
         "p.reply_id, t.session_id FROM turns t JOIN payloads p USING (seq) WHERE t.turn_id = ?",
-        (rec.parent_id,),
+        (turn.parent_id,),
     ).fetchone()
-    prompt, output = codec.pack_ints(rec.prompt_ids), codec.pack_ints(rec.output_ids)
+    prompt, output = codec.pack_ints(turn.prompt_ids), codec.pack_ints(turn.output_ids)
     tokens, base = codec.hasher(), 0
     # Less than the whole prompt: a request has at least one token after its parent's reply.
-    if row and rec.shares_tokens and row[0] < len(rec.prompt_ids):
+    if row and turn.shares_tokens and row[0] < len(turn.prompt_ids):
         tokens.update(prompt[: row[0] * 4])
         base = row[0] if tokens.digest() == row[1] else 0
         tokens.update(prompt[row[0] * 4 :])
@@ -135,13 +148,13 @@ def _tail(db: sqlite3.Connection, rec: Turn) -> _Tail:
     tokens.update(output)
 
     history, shared = codec.hasher(), []
-    start = _system(rec.messages)
-    rest = [*rec.messages[start:], rec.reply]
-    if row and row[5] == rec.session_id:
+    start = _system(turn.messages)
+    rest = [*turn.messages[start:], turn.reply]
+    if row and row[5] == turn.session_id:
         parents = [*codec.unpack_ints(row[3]), row[4]]
         end = len(parents)
-        if start < end <= len(rec.messages):
-            history.update(codec.to_items(rec.messages[start:end]))
+        if start < end <= len(turn.messages):
+            history.update(codec.to_items(turn.messages[start:end]))
             shared = parents[start:] if history.digest() == row[2] else []
             history.update(b",")
             rest = rest[end - start :]
@@ -154,12 +167,12 @@ def _system(messages: Sequence[Message]) -> int:
     return 1 if messages and messages[0].get("role") == "system" else 0
 
 
-def _message_ids(db: sqlite3.Connection, rec: Turn, shared: Sequence[int]) -> list[int]:
+def _message_ids(db: sqlite3.Connection, turn: Turn, shared: Sequence[int]) -> list[int]:
     """Rows of the messages. Those shared with the parent need no look-up: the usual case, which
     spares 200 of them at turn 100."""
-    start = _system(rec.messages) if shared else 0
+    start = _system(turn.messages) if shared else 0
     end = start + len(shared)
-    new = store_messages(db, rec.session_id, [*rec.messages[:start], *rec.messages[end:]])
+    new = store_messages(db, turn.session_id, [*turn.messages[:start], *turn.messages[end:]])
     return [*new[:start], *shared, *new[start:]]
 
 
@@ -214,128 +227,126 @@ def load_tokens(db: sqlite3.Connection, turn_id: str) -> tuple[list[int], list[i
 
 
 def load_turn(db: sqlite3.Connection, turn_id: str) -> Turn | None:
-    cursor = db.execute(
-        "SELECT * FROM turns JOIN payloads USING (seq) WHERE turn_id = ?", (turn_id,)
-    )
-    values = cursor.fetchone()
-    if values is None:
-        return None
-    row = dict(zip((column[0] for column in cursor.description), values, strict=True))
-    prompt_ids, output_ids = load_tokens(db, turn_id)
-    reply = load_messages(db, [row["reply_id"]])[0]
-    tools = load_messages(db, [row["tools_id"]])[0] if row["tools_id"] is not None else []
-    next_ids = row["next_ids"]
-    return Turn(
-        turn_id=turn_id,
-        session_id=row["session_id"],
-        source=row["source"],
-        owner=row["owner"],
-        kind=row["kind"],
-        kind_reason=row["kind_reason"],
-        parent_id=row["parent_id"],
-        matched=row["matched"],
-        shares_tokens=row["prompt_base"] > 0,
-        prompt_ids=prompt_ids,
-        output_ids=output_ids,
-        output_logprobs=codec.unpack_floats(row["output_logprobs"]),
-        output_versions=codec.unpack_runs(row["output_versions"]),
-        finish_reason=row["finish_reason"],
-        truncated=bool(row["truncated"]),
-        messages=load_messages(db, codec.unpack_ints(row["message_ids"])),
-        reply=reply,
-        tools=tuple(tools),  # type: ignore[arg-type]  # a list of tools is stored like a message
-        template_kwargs=json.loads(row["template_kwargs"]),
-        sampling=json.loads(row["sampling"]),
-        request_hash=row["request_hash"],
-        node_hash=row["node_hash"],
-        rendered_len=row["rendered_len"],
-        rendered_sha=row["rendered_sha"],
-        created=row["created"],
-        drop_reason=row["reason"] or None,
-        off_policy=bool(row["off_policy"]),
-        topk=codec.unpack_topk(row["topk_ids"], row["topk_logprobs"], len(output_ids)),
-        state=State(row["state"]),
-        next_state=None if next_ids is None else load_messages(db, codec.unpack_ints(next_ids)),
-        attempts=row["attempts"],
-        verdict=load_verdict(db, row["seq"], len(output_ids)),
-        lease_host=row["lease_host"],
-        lease_rollout=row["lease_rollout"],
-        trained_version=row["trained_version"],
-    )
+    for seq, turn in _heads(db, "WHERE t.turn_id = ?", (turn_id,)):
+        _fill_output(db, seq, turn)
+        _fill_context(db, seq, turn)
+        return turn
+    return None
+
+
+def load_heads(db: sqlite3.Connection, clause: str, values: Sequence[Any]) -> list[Turn]:
+    """Heads of the turns `t` that an SQL clause (WHERE, ORDER BY, LIMIT) names."""
+    return [turn for _, turn in _heads(db, clause, values)]
+
+
+_LINEAGE = """
+WHERE t.seq IN (
+  WITH RECURSIVE chain (seq, parent_id, prompt_base) AS (
+    SELECT seq, parent_id, prompt_base FROM turns
+    WHERE turn_id IN (SELECT value FROM json_each(?))
+    UNION
+    SELECT parent.seq, parent.parent_id, parent.prompt_base
+    FROM chain JOIN turns parent ON chain.prompt_base > 0 AND parent.turn_id = chain.parent_id
+  )
+  SELECT seq FROM chain
+) ORDER BY t.created, t.seq
+"""
+
+
+def load_lineage(db: sqlite3.Connection, turn_ids: Collection[str]) -> list[Turn]:
+    found = list(_heads(db, _LINEAGE, (json.dumps(list(turn_ids)),)))
+    for seq, turn in found:
+        if turn.turn_id in turn_ids:
+            _fill_output(db, seq, turn)
+    return [turn for _, turn in found]
+
+
+def _heads(
+    db: sqlite3.Connection, clause: str, values: Sequence[Any]
+) -> Iterator[tuple[int, Turn]]:
+    for row in db.execute(_HEAD + clause, values).fetchall():
+        seq, state, reason, prompt_base, next_ids, sampling = row[len(_AS_IT_IS) :]
+        turn = Turn(
+            **dict(zip(_AS_IT_IS, row, strict=False)),
+            state=State(state),
+            drop_reason=reason or None,
+            shares_tokens=prompt_base > 0,
+            next_state=None if next_ids is None else (),
+            sampling=json.loads(sampling),
+        )
+        turn.truncated, turn.off_policy = bool(turn.truncated), bool(turn.off_policy)
+        yield seq, turn
+
+
+def _fill_output(db: sqlite3.Connection, seq: int, turn: Turn) -> None:
+    ids, logprobs, versions, topk_ids, topk_logprobs = db.execute(
+        "SELECT output_ids, output_logprobs, output_versions, topk_ids, topk_logprobs "
+        "FROM payloads WHERE seq = ?",
+        (seq,),
+    ).fetchone()
+    turn.output_ids = codec.unpack_ints(ids)
+    turn.output_logprobs = codec.unpack_floats(logprobs)
+    turn.output_versions = codec.unpack_runs(versions)
+    turn.topk = codec.unpack_topk(topk_ids, topk_logprobs, turn.output_len)
+    turn.verdict = _load_verdict(db, seq, turn.output_len)
+
+
+def _fill_context(db: sqlite3.Connection, seq: int, turn: Turn) -> None:
+    message_ids, reply_id, tools_id, template_kwargs, next_ids = db.execute(
+        "SELECT message_ids, reply_id, tools_id, template_kwargs, next_ids "
+        "FROM payloads JOIN turns USING (seq) WHERE seq = ?",
+        (seq,),
+    ).fetchone()
+    turn.prompt_ids, _ = load_tokens(db, turn.turn_id)
+    turn.messages = load_messages(db, codec.unpack_ints(message_ids))
+    (turn.reply,) = load_messages(db, [reply_id])
+    if tools_id is not None:
+        (tools,) = load_messages(db, [tools_id])
+        turn.tools = tuple(tools)  # type: ignore[arg-type]  # a list of tools is stored like one
+    turn.template_kwargs = json.loads(template_kwargs)
+    if next_ids is not None:
+        turn.next_state = load_messages(db, codec.unpack_ints(next_ids))
 
 
 def store_verdict(db: sqlite3.Connection, seq: int, verdict: Verdict, now: float) -> None:
     teacher = verdict.teacher_log_probs
-    db.execute(
-        f"INSERT OR REPLACE INTO verdicts ({_VERDICT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            seq, verdict.score, verdict.hint,
-            None if teacher is None else codec.pack_floats(teacher),
-            codec.to_json(list(verdict.votes)), verdict.reason, verdict.created or now,
-            *codec.pack_topk(verdict.teacher_topk),
-        ),
-    )  # fmt: skip
-
-
-def load_verdict(db: sqlite3.Connection, seq: int, tokens: int) -> Verdict | None:
-    """The verdict on a turn of so many output tokens."""
-    row = db.execute(f"SELECT {_VERDICT_COLUMNS} FROM verdicts WHERE seq = ?", (seq,)).fetchone()
-    if row is None:
-        return None
-    return Verdict(
-        score=row[1],
-        hint=row[2],
-        teacher_log_probs=None if row[3] is None else codec.unpack_floats(row[3]),
-        votes=tuple(json.loads(row[4])),
-        reason=row[5],
-        created=row[6],
-        teacher_topk=codec.unpack_topk(row[7], row[8], tokens),
+    topk_ids, topk_logprobs = codec.pack_topk(verdict.teacher_topk)
+    _insert(
+        db,
+        "verdicts",
+        {
+            "seq": seq,
+            "score": verdict.score,
+            "hint": verdict.hint,
+            "votes": codec.to_json(list(verdict.votes)),
+            "reason": verdict.reason,
+            "created": verdict.created or now,
+            "teacher": None if teacher is None else codec.pack_floats(teacher),
+            "topk_ids": topk_ids,
+            "topk_logprobs": topk_logprobs,
+        },
     )
 
 
-def load_outputs(db: sqlite3.Connection, turn_ids: Iterable[str]) -> list[Output]:
-    rows = db.execute(
-        "SELECT t.seq, t.turn_id, t.session_id, t.created, t.prompt_len, p.output_ids, "
-        "p.output_logprobs, p.output_versions, t.truncated, t.off_policy "
-        "FROM turns t JOIN payloads p USING (seq) "
-        "WHERE t.turn_id IN (SELECT value FROM json_each(?)) ORDER BY t.created, t.seq",
-        (json.dumps(list(turn_ids)),),
-    ).fetchall()
-    return [
-        Output(
-            turn_id=row[1],
-            session_id=row[2],
-            created=row[3],
-            prompt_len=row[4],
-            output_ids=codec.unpack_ints(row[5]),
-            output_logprobs=codec.unpack_floats(row[6]),
-            output_versions=codec.unpack_runs(row[7]),
-            truncated=bool(row[8]),
-            verdict=load_verdict(db, row[0], len(row[5]) // 4),
-            off_policy=bool(row[9]),
-        )
-        for row in rows
-    ]
-
-
-_LINEAGE = """
-WITH RECURSIVE chain (turn_id, parent_id, prompt_base, prompt_len, output_len, created, seq) AS (
-  SELECT turn_id, parent_id, prompt_base, prompt_len, output_len, created, seq FROM turns
-  WHERE turn_id IN (SELECT value FROM json_each(?))
-  UNION
-  SELECT t.turn_id, t.parent_id, t.prompt_base, t.prompt_len, t.output_len, t.created, t.seq
-  FROM chain JOIN turns t ON chain.prompt_base > 0 AND t.turn_id = chain.parent_id
-)
-SELECT turn_id, CASE WHEN prompt_base > 0 THEN parent_id END, prompt_len, output_len FROM chain
-ORDER BY created, seq
-"""
-
-
-def load_lineage(db: sqlite3.Connection, turn_ids: Iterable[str]) -> list[Lineage]:
-    return [
-        Lineage(turn_id=row[0], parent_id=row[1], prompt_len=row[2], output_len=row[3])
-        for row in db.execute(_LINEAGE, (json.dumps(list(turn_ids)),))
-    ]
+def _load_verdict(db: sqlite3.Connection, seq: int, tokens: int) -> Verdict | None:
+    """The verdict on a turn of so many output tokens."""
+    row = db.execute(
+        "SELECT score, hint, votes, reason, created, teacher, topk_ids, topk_logprobs "
+        "FROM verdicts WHERE seq = ?",
+        (seq,),
+    ).fetchone()
+    if row is None:
+        return None
+    score, hint, votes, reason, created, teacher, topk_ids, topk_logprobs = row
+    return Verdict(
+        score=score,
+        hint=hint,
+        votes=tuple(json.loads(votes)),
+        reason=reason,
+        created=created,
+        teacher_log_probs=None if teacher is None else codec.unpack_floats(teacher),
+        teacher_topk=codec.unpack_topk(topk_ids, topk_logprobs, tokens),
+    )
 
 
 def add_count(db: sqlite3.Connection, scope: str, name: str, n: int = 1) -> None:

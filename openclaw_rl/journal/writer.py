@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal.records import Endpoint, Fates
+from openclaw_rl.journal.records import Endpoint, Outcomes
 from openclaw_rl.journal.store import Journal
-from openclaw_rl.session.types import NodeState
 from openclaw_rl.types import Message, Turn
 
 T = TypeVar("T")
@@ -117,8 +116,8 @@ class AsyncJournal:
     ) -> asyncio.Future[int]:
         return self.write(lambda journal: journal.end_session(session_id, now, owner=owner))
 
-    async def nodes(self, limit: int) -> list[NodeState]:
-        return await self.read(lambda journal: journal.nodes(limit))
+    async def heads(self, limit: int) -> list[Turn]:
+        return await self.read(lambda journal: journal.heads(limit))
 
     async def turn(self, turn_id: str) -> Turn | None:
         return await self.read(lambda journal: journal.turn(turn_id))
@@ -126,8 +125,8 @@ class AsyncJournal:
     async def endpoint(self, role: str) -> Endpoint | None:
         return await self.read(lambda journal: journal.endpoint(role))
 
-    async def fates(self) -> Fates:
-        return await self.read(lambda journal: journal.fates())
+    async def outcomes(self) -> Outcomes:
+        return await self.read(lambda journal: journal.outcomes())
 
     def _run(self) -> None:
         waiting: list[_Write] = []

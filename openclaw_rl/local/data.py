@@ -86,12 +86,14 @@ def _values(values: Any, length: int, device: torch.device | str) -> Tensor:
     return tensor
 
 
-def _topk(value: Any, length: int, device: torch.device | str) -> tuple[Tensor, Tensor] | None:
-    if not value:
+def _topk(
+    given: TopK | None, length: int, device: torch.device | str
+) -> tuple[Tensor, Tensor] | None:
+    if given is None:
         return None
     try:
-        topk = TopK.of_mapping(value, length)
-    except (ValueError, TypeError, KeyError) as error:
+        topk = TopK.of(given.ids, given.log_probs, length)
+    except (ValueError, TypeError, AttributeError) as error:
         raise HookError(f"the candidates of a sample do not line up: {error}") from error
     shape = (length, topk.width)
     ids = torch.tensor(topk.ids, dtype=torch.long, device=device).reshape(shape)

@@ -110,7 +110,7 @@ def _new(
     for turn in turns:
         if turn.node_hash in served:
             elsewhere.add(turn.turn_id)
-        elif turn.turn_id not in seen and not (journal and journal.knows(turn.turn_id)):
+        elif turn.turn_id not in seen and not (journal and journal.has_turn(turn.turn_id)):
             seen.add(turn.turn_id)
             if turn.parent_id in elsewhere:
                 turn = dataclasses.replace(turn, parent_id=None, matched=0, shares_tokens=False)

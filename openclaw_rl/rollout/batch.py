@@ -1,8 +1,9 @@
-"""Who is in the next batch. Pure: ready turns and rules in, a choice out.
+"""Who is in the next batch. Pure: heads of ready turns and rules in, a choice out.
 
-Guarantees: never more than `session_cap` turns of one session; older turns before newer ones;
-a turn that can no longer be trained honestly (too old, another temperature) is named for dropping
-with its reason, never trained; whatever else is left out is counted by reason.
+Guarantees: a batch is full as soon as there are enough turns that can be trained, whosesoever they
+are; a session gives more than its share only where the others together cannot fill the batch, and
+then the busiest give evenly; older turns before newer ones. A turn that the trainer cannot train as
+it was sampled, or that is too old, is named for dropping with its reason, never trained.
 """
 
 from __future__ import annotations
@@ -11,8 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from openclaw_rl.journal.records import ReadyTurn
+from openclaw_rl.types import Turn
+
+_OFF: Mapping[str, Any] = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "min_new_tokens": 0,
+}
+"""Parameters that change the distribution unless they have this value. `top_k` has several."""
+
+_ALWAYS_ON = ("logit_bias", "json_schema", "regex", "ebnf", "structural_tag")
+"""Parameters that change it wherever they are given: biases and grammars."""
 
 _SAME_TEMPERATURE = 1e-6
 
@@ -20,8 +35,7 @@ _SAME_TEMPERATURE = 1e-6
 @dataclass(frozen=True, slots=True)
 class Rules:
     """`batch_size` in turns. `max_staleness` in weight versions (None: no limit). `temperature`:
-    that at which the trainer computes log-probs; turns sampled at another do not fit it (None:
-    any)."""
+    the only one that the trainer computes log-probs at (None: it takes each turn's own)."""
 
     batch_size: int
     session_share: float = 0.25
@@ -30,7 +44,7 @@ class Rules:
 
     @property
     def session_cap(self) -> int:
-        """Turns one session may give: one that floods the batch would teach nothing else."""
+        """Turns that one session may give while others have some to fill the batch."""
         return max(1, math.floor(self.batch_size * self.session_share))
 
 
@@ -42,51 +56,67 @@ class Choice:
     take: tuple[str, ...]
     drop: Mapping[str, str]
     held: Mapping[str, int]
-    sessions: int
-    """Sessions that have a turn which could be trained."""
 
 
-def choose(ready: Iterable[ReadyTurn], rules: Rules, version: str | None) -> Choice:
+def choose(ready: Iterable[Turn], rules: Rules, version: str | None) -> Choice:
     """Choose from `ready` what the next batch trains, while `version` is served."""
-    take: list[str] = []
+    ranked: list[tuple[int, Turn]] = []
     drop: dict[str, str] = {}
-    held: Counter[str] = Counter()
-    given: Counter[tuple[str, str]] = Counter()
-    sessions: set[tuple[str, str]] = set()
-    for turn in sorted(ready, key=lambda turn: (turn.created, turn.turn_id)):
-        session = (turn.owner, turn.session_id)
-        reason = _unfit(turn, rules, version)
-        if reason is not None:
-            drop[turn.turn_id] = reason
-            continue
-        sessions.add(session)
-        if given[session] >= rules.session_cap:
-            held["session_share"] += 1
-        elif len(take) >= rules.batch_size:
-            held["next_batch"] += 1
+    offered: Counter[tuple[str, str]] = Counter()
+    for turn in sorted(ready, key=_age_order):
+        reason = unfit(turn, rules, version)
+        if reason is None:
+            session = (turn.owner, turn.session_id)
+            offered[session] += 1
+            # How far beyond its session's share this turn is: these places are filled last, evenly.
+            ranked.append((max(0, offered[session] - rules.session_cap), turn))
         else:
-            given[session] += 1
-            take.append(turn.turn_id)
-    return Choice(tuple(take), drop, dict(held), len(sessions))
+            drop[turn.turn_id] = reason
+    ranked.sort(key=lambda one: one[0])  # stable: older ones first
+    take = sorted((turn for _, turn in ranked[: rules.batch_size]), key=_age_order)
+    held = Counter(
+        "session_share" if beyond else "next_batch" for beyond, _ in ranked[rules.batch_size :]
+    )
+    return Choice(tuple(turn.turn_id for turn in take), drop, dict(held))
 
 
-def age(turn: ReadyTurn, version: str | None) -> int | None:
+def _age_order(turn: Turn) -> tuple[float, str]:
+    return turn.created, turn.turn_id
+
+
+def unfit(turn: Turn, rules: Rules, version: str | None) -> str | None:
+    """Why a turn is never trained: `sampling` or `stale`; None where it can be."""
+    if turn.off_policy:
+        return None  # nobody sampled it here, and it has no version
+    if not sampled_as_trained(turn.sampling, rules.temperature):
+        return "sampling"
+    old = age(turn, version)
+    if rules.max_staleness is not None and old is not None and old > rules.max_staleness:
+        return "stale"
+    return None
+
+
+def sampled_as_trained(sampling: Mapping[str, Any], temperature: float | None) -> bool:
+    """Whether the trainer computes log-probs of the distribution that a turn was sampled from.
+
+    It does so from the logits divided by a temperature: `temperature`, or (None) the turn's own.
+    Penalties, cuts (top-p, top-k, min-p), biases and grammars are not in it, and at temperature 0
+    there is no distribution.
+    """
+    if any(sampling.get(name) for name in _ALWAYS_ON):
+        return False
+    if any(sampling.get(name, off) not in (off, None) for name, off in _OFF.items()):
+        return False
+    if (sampling.get("top_k") or -1) > 0:
+        return False
+    own = sampling.get("temperature")
+    own = 1.0 if own is None else float(own)
+    return own > 0 and (temperature is None or abs(own - temperature) <= _SAME_TEMPERATURE)
+
+
+def age(turn: Turn, version: str | None) -> int | None:
     """How many versions ago the first token of `turn` was sampled; None where versions are no
     numbers. Weights that started to count anew make old turns look young, never the reverse."""
     if version is None or not (version.isdecimal() and turn.min_version.isdecimal()):
         return None
     return max(0, int(version) - int(turn.min_version))
-
-
-def _unfit(turn: ReadyTurn, rules: Rules, version: str | None) -> str | None:
-    if turn.off_policy:
-        return None  # has neither a version nor a temperature that could be too far away
-    if (
-        rules.temperature is not None
-        and abs(turn.temperature - rules.temperature) > _SAME_TEMPERATURE
-    ):
-        return "temperature"
-    old = age(turn, version)
-    if rules.max_staleness is not None and old is not None and old > rules.max_staleness:
-        return "stale"
-    return None

@@ -19,13 +19,14 @@ from typing import Any
 
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
-from openclaw_rl.journal import Fates, Journal, Output
-from openclaw_rl.rollout.batch import Choice, Rules, choose
-from openclaw_rl.rollout.samples import Built, build_samples
+from openclaw_rl.journal import Journal, Outcomes
+from openclaw_rl.rollout.batch import Choice, Rules, age, choose
+from openclaw_rl.rollout.samples import build_samples, distinct_tokens
+from openclaw_rl.types import Turn
 
 log = logging.getLogger("openclaw_rl.rollout")
 
-_FATES = ("seen", "side", "waiting", "judging", "ready", "leased", "trained")
+_STATES = ("seen", "side", "waiting", "judging", "ready", "leased", "trained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def generate_rollout(
     """Wait for a full batch and return its samples. `data_source` is not used.
 
     args: `journal_path`, `rollout_batch_size` (turns); optional `session_share` (0.25),
-    `max_staleness` (8 versions; None: no limit), `rollout_temperature` (None: any),
+    `max_staleness` (8 versions; None: no limit), `rollout_temperature` (that of the trainer's
+    log-probs) unless `any_temperature` (it takes each turn's own; so without either),
     `max_sample_tokens` (None: no limit; see `build_samples`), `host_name` ("default"),
     `rollout_poll_seconds` (0.5), `rollout_progress_seconds` (10), `stop_event` (a
     `threading.Event`), `while_waiting` (called at each poll; what it raises ends the wait),
@@ -59,7 +61,9 @@ def generate_rollout(
         batch_size=int(args.rollout_batch_size),
         session_share=_given(args, "session_share", 0.25),
         max_staleness=getattr(args, "max_staleness", 8),
-        temperature=getattr(args, "rollout_temperature", None),
+        temperature=None
+        if getattr(args, "any_temperature", False)
+        else getattr(args, "rollout_temperature", None),
     )
     with Journal.open(path) as journal:
         return _Wait(
@@ -97,7 +101,7 @@ class _Wait:
     max_tokens: int | None = None
     clock: Callable[[], float] = time.time
     dropped: Counter[str] = field(default_factory=Counter)
-    choice: Choice = field(default_factory=lambda: Choice((), {}, {}, 0))
+    choice: Choice = field(default_factory=lambda: Choice((), {}, {}))
 
     def run(self) -> RolloutFnTrainOutput:
         began = time.monotonic()
@@ -110,8 +114,7 @@ class _Wait:
                 if output is not None:
                     break
             if time.monotonic() >= next_line:
-                fates = self.journal.fates()
-                log.info("%s", progress(self.rollout_id, self.rules, self.choice, fates))
+                log.info("%s", self._progress(self.journal.outcomes()))
                 next_line = time.monotonic() + self.progress_seconds
             self.stop.wait(min(self.poll_seconds, max(0.0, next_line - time.monotonic())))
         if output is None:
@@ -132,8 +135,7 @@ class _Wait:
 
     def _try(self) -> RolloutFnTrainOutput | None:
         ready = self.journal.ready()
-        newest = next((turn.max_version for turn in reversed(ready) if not turn.off_policy), None)
-        self.choice = choose(ready, self.rules, self._version(newest))
+        self.choice = choose(ready, self.rules, self._version(_newest(ready)))
         if self.choice.drop:
             self._drop(self.choice)
         take = self.choice.take
@@ -158,94 +160,82 @@ class _Wait:
         return newest
 
     def _build(self, turn_ids: tuple[str, ...]) -> RolloutFnTrainOutput | None:
-        outputs = self.journal.outputs(turn_ids)
-        built = Built()
-        per_step = max(1, math.ceil(len(outputs) / self.steps))
-        for step, begin in enumerate(range(0, len(outputs), per_step)):
-            own = outputs[begin : begin + per_step]
-            part = build_samples(
-                own,
-                self.journal.lineage([output.turn_id for output in own]),
+        lineage = self.journal.lineage(turn_ids)
+        leased = [turn for turn in lineage if turn.turn_id in turn_ids]
+        samples: list[Sample] = []
+        per_step = max(1, math.ceil(len(leased) / self.steps))
+        for step, begin in enumerate(range(0, len(leased), per_step)):
+            own, misfits = build_samples(
+                lineage,
+                {turn.turn_id for turn in leased[begin : begin + per_step]},
                 self.journal.tokens,
-                first_index=self.rollout_id * self.rules.batch_size + len(built.samples),
+                first_index=self.rollout_id * self.rules.batch_size + len(samples),
                 max_tokens=self.max_tokens,
             )
-            for sample in part.samples:
+            for sample in own:
                 sample.metadata["step"] = step
-            built += part
-        self._drop_misfits(built)
-        if not built.samples:
+            samples += own
+            self._drop_misfits(misfits)
+        if not samples:
             # Every turn of the lease was purged or did not line up: there is nothing to step on.
             log.warning("[rollout] %d: nothing of the batch can be trained", self.rollout_id)
             self.journal.count("empty_batches")
             return None
         return RolloutFnTrainOutput(
-            [[sample] for sample in built.samples], self._metrics(built, outputs)
+            [[sample] for sample in samples],
+            self._metrics(samples, leased, distinct_tokens(lineage)),
         )
 
-    def _drop_misfits(self, built: Built) -> None:
+    def _drop_misfits(self, misfits: dict[str, str]) -> None:
         now = self.clock()
-        for turn_id, reason in built.misfits.items():
+        for turn_id, reason in misfits.items():
             n = self.journal.drop_leased(self.rollout_id, self.host, [turn_id], reason, now)
             self.dropped[reason] += n
 
-    def _metrics(self, built: Built, outputs: list[Output]) -> dict[str, float]:
-        turns = [turn for sample in built.samples for turn in sample.metadata["turns"]]
+    def _metrics(
+        self, samples: list[Sample], leased: list[Turn], distinct: int
+    ) -> dict[str, float]:
+        turns = [turn for sample in samples for turn in sample.metadata["turns"]]
         used = {turn["turn_id"] for turn in turns}
-        kept = [output for output in outputs if output.turn_id in used]
-        sessions = Counter(output.session_id for output in kept)
-        trained = sum(sum(sample.loss_mask or ()) for sample in built.samples)
-        hints = sum(o.verdict is not None and o.verdict.hint is not None for o in kept)
+        kept = [turn for turn in leased if turn.turn_id in used]
+        sessions = Counter(turn.session_id for turn in kept)
+        total = sum(len(sample.tokens) for sample in samples)
+        hints = sum(turn.verdict is not None and turn.verdict.hint is not None for turn in kept)
         n = len(turns)
         metrics: dict[str, float] = {
             "rollout/turns": n,
-            "rollout/samples": len(built.samples),
+            "rollout/samples": len(samples),
             "rollout/sessions": len(sessions),
             "rollout/largest_session_share": max(sessions.values()) / n,
             "rollout/reward_mean": sum(turn["reward"] for turn in turns) / n,
             "rollout/hint_share": hints / n,
             "rollout/teacher_share": sum(turn["has_teacher"] for turn in turns) / n,
-            "rollout/off_policy_share": sum(o.off_policy for o in kept) / n,
-            "rollout/truncated_share": sum(output.truncated for output in kept) / n,
-            "rollout/age_seconds_mean": self.clock() - sum(o.created for o in kept) / n,
-            "rollout/tokens_trained": trained,
-            "rollout/tokens_total": built.total,
-            "rollout/tokens_per_distinct": built.total / max(built.distinct, 1),
+            "rollout/off_policy_share": sum(turn.off_policy for turn in kept) / n,
+            "rollout/truncated_share": sum(turn.truncated for turn in kept) / n,
+            "rollout/age_seconds_mean": self.clock() - sum(turn.created for turn in kept) / n,
+            "rollout/tokens_trained": sum(sum(sample.loss_mask or ()) for sample in samples),
+            "rollout/tokens_total": total,
+            "rollout/tokens_per_distinct": total / max(distinct, 1),
         }
-        newest = next((o.output_versions[-1] for o in reversed(kept) if not o.off_policy), None)
-        metrics |= _ages(turns, self._version(newest))
+        version = self._version(_newest(kept))
+        ages = [old for turn in kept if (old := age(turn, version)) is not None]
+        if ages:
+            metrics["rollout/age_versions_mean"] = sum(ages) / len(ages)
+            metrics["rollout/age_versions_max"] = max(ages)
         metrics |= {f"rollout/dropped_{reason}": n for reason, n in self.dropped.items()}
         metrics |= {f"rollout/held_{reason}": n for reason, n in self.choice.held.items()}
-        fates = self.journal.fates()
-        metrics |= {f"rollout/fates/{state}": getattr(fates, state) for state in _FATES}
-        metrics["rollout/fates/dropped"] = sum(fates.dropped.values())
+        outcomes = self.journal.outcomes()
+        metrics |= {f"rollout/outcomes/{state}": getattr(outcomes, state) for state in _STATES}
+        metrics["rollout/outcomes/dropped"] = sum(outcomes.dropped.values())
         return metrics
 
-
-def _ages(turns: list[dict[str, Any]], version: str | None) -> dict[str, float]:
-    if version is None or not version.isdecimal():
-        return {}
-    oldest = [min(int(v) for v in turn["versions"]) for turn in turns
-              if turn["versions"] and all(v.isdecimal() for v in turn["versions"])]  # fmt: skip
-    ages = [max(0, int(version) - value) for value in oldest]
-    if not ages:
-        return {}
-    return {
-        "rollout/age_versions_mean": sum(ages) / len(ages),
-        "rollout/age_versions_max": max(ages),
-    }
-
-
-def progress(rollout_id: int, rules: Rules, choice: Choice, fates: Fates) -> str:
-    """One line: how far the batch is, and why the other turns are not in it."""
-    line = (
-        f"[rollout] {rollout_id}: {len(choice.take)} of {rules.batch_size} turns ready; "
-        f"{fates.waiting} wait for a next state, {fates.judging} are judged"
-    )
-    if held := choice.held.get("session_share", 0):
-        sessions = "1 session has" if choice.sessions == 1 else f"{choice.sessions} sessions have"
-        line += (
-            f"; {held} held back: a session gives at most {rules.session_cap} turns of a batch, "
-            f"and {sessions} any (more sessions fill it, or a larger session_share)"
+    def _progress(self, outcomes: Outcomes) -> str:
+        return (
+            f"[rollout] {self.rollout_id}: {len(self.choice.take)} of {self.rules.batch_size} "
+            f"turns ready; {outcomes.waiting} wait for a next state, {outcomes.judging} are judged"
         )
-    return line
+
+
+def _newest(turns: list[Turn]) -> str | None:
+    """The newest version that sampled one of `turns`, oldest first."""
+    return next((turn.max_version for turn in reversed(turns) if not turn.off_policy), None)

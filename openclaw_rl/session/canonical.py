@@ -193,7 +193,7 @@ def extend(history_hash: str, reply: Message) -> str:
     return f"{_hash(chain + own)}.{int(count) + 1}-{first or own[:16]}-{own[:16]}"
 
 
-def likeness(node_hash: str) -> str:
+def similarity(node_hash: str) -> str:
     """What two versions of one turn share when something between its first message and its reply
     was re-worded: the number of messages, the first one and the reply. "" for empty replies."""
     return node_hash.partition(".")[2]

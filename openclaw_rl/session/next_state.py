@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from openclaw_rl.session.canonical import History, Mark, Trace, without_internal
-from openclaw_rl.session.tree import Node
 from openclaw_rl.session.types import NextState, RequestView
-from openclaw_rl.types import Kind, Message
+from openclaw_rl.types import Kind, Message, Turn
 
 
 def next_state_of(
-    view: RequestView, history: History, kind: Kind, parent: Node | None, mark: Mark | None
+    view: RequestView, history: History, kind: Kind, parent: Turn | None, mark: Mark | None
 ) -> NextState | None:
     """What followed the parent's reply, up to the next reply of anybody's. None where it has its
     next state already or was repeated, where one of the two is side, and where nothing followed.
@@ -19,7 +18,7 @@ def next_state_of(
     """
     if kind == "side" or parent is None or parent.kind == "side":
         return None
-    if parent.answered or parent.retried:
+    if parent.next_state is not None or parent.drop_reason == "retried":
         return None
     if mark is None:  # re-worded in the middle: the reply is the last one of the request
         mark = next(m for m in reversed(history.marks) if m.node)

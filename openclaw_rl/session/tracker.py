@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from openclaw_rl.session.canonical import (
@@ -30,9 +31,9 @@ from openclaw_rl.session.identity import identify, is_conversation, is_named
 from openclaw_rl.session.kind import last_user, named_kind, side_pattern, toolless
 from openclaw_rl.session.next_state import next_state_of
 from openclaw_rl.session.readings import Readings
-from openclaw_rl.session.tree import Node, Tree
-from openclaw_rl.session.types import Identity, NodeState, Placement, RequestView
-from openclaw_rl.types import Kind, Message
+from openclaw_rl.session.tree import Tree
+from openclaw_rl.session.types import Identity, Placement, RequestView
+from openclaw_rl.types import Kind, Message, Turn
 
 _RETRY_SECONDS = 600.0
 """How long after a turn a request without any name may still be its client's retry. OpenClaw
@@ -65,7 +66,7 @@ class Tracker:
     @property
     def turns(self) -> int:
         """How many turns are held in memory, at most `max_turns`."""
-        return self._tree.turns
+        return len(self._tree)
 
     def place(self, view: RequestView, now: float) -> Placement:
         """Where this request belongs. The tree changes only by `commit`; here it is noted who
@@ -97,13 +98,14 @@ class Tracker:
             identity = self._new_session(view.owner, history.request_hash, now)
         matched = 0 if mark is None else _behind_empty(history, mark.end)
         next_state = next_state_of(view, history, kind, parent, mark)
-        superseded = () if parent is None or next_state is None else self._twins(parent)
+        superseded = () if parent is None or next_state is None else self._superseded(parent)
+        parent_id = parent.turn_id if parent else None
         return Placement(
             session_id=identity.session_id,
             source=identity.source,
             kind=kind,
             kind_reason=reason,
-            parent_id=parent.turn_id if parent else None,
+            parent_id=parent_id,
             matched=matched,
             known_replies=self._known_replies(view.owner, history, identity.session_id, parent),
             next_state=next_state,
@@ -112,7 +114,12 @@ class Tracker:
             history_hash=history.history_hash,
             owner=view.owner,
             superseded=superseded,
-            order=self._tree.order,
+            duplicates=frozenset(
+                turn.turn_id
+                for turn in self._tree.duplicates(
+                    view.owner, history.request_hash, identity.session_id, parent_id
+                )
+            ),
         )
 
     def overtaken_by(self, placement: Placement) -> list[str]:
@@ -120,10 +127,10 @@ class Tracker:
         on from one of them, it no longer waits for this one."""
         if placement.kind != "main":
             return []
-        same = self._tree.siblings(
+        same = self._tree.duplicates(
             placement.owner, placement.request_hash, placement.session_id, placement.parent_id
         )
-        return [node.turn_id for node in same if node.order >= placement.order]
+        return [turn.turn_id for turn in same if turn.turn_id not in placement.duplicates]
 
     def commit(
         self,
@@ -133,40 +140,27 @@ class Tracker:
         now: float,
         *,
         retried: bool = False,
-    ) -> str:
-        """The request was answered: remember the turn (`retried`: as one that was overtaken).
-        Returns the hash of its history and reply (what a journal gives back in
-        `NodeState.node_hash`)."""
-        node_hash = extend(placement.history_hash, reply)
+    ) -> Turn:
+        """The request was answered: remember the turn (`retried`: as one that was overtaken) and
+        return its head, with the hash of its history and reply."""
+        head = placement.head(turn_id, now)
+        head.node_hash = extend(placement.history_hash, reply)
+        head.drop_reason = "retried" if retried else None
         for earlier in (placement.retried_id, *placement.superseded):
-            node = self._tree.turn(earlier)
-            if node is not None:
-                node.retried = True
+            turn = self._tree.turn(earlier)
+            if turn is not None:
+                turn.drop_reason = "retried"
         if placement.next_state is not None:
             answered = self._tree.turn(placement.next_state.turn_id)
             if answered is not None:
-                answered.answered = True
-        self._tree.add(
-            Node(
-                turn_id=turn_id,
-                session_id=placement.session_id,
-                source=placement.source,
-                owner=placement.owner,
-                kind=placement.kind,
-                parent_id=placement.parent_id,
-                node_hash=node_hash,
-                request_hash=placement.request_hash,
-                created=now,
-                order=self._tree.order,
-                retried=retried,
-            )
-        )
-        return node_hash
+                answered.next_state = ()
+        self._tree.add(head)
+        return replace(head)
 
-    def restore(self, nodes: Iterable[NodeState]) -> None:
+    def restore(self, heads: Iterable[Turn]) -> None:
         """Remember turns of an earlier run, in any order."""
-        for state in sorted(nodes, key=lambda node: (node.created, node.turn_id)):
-            self._tree.add(Node.of(state, self._tree.order))
+        for head in sorted(heads, key=lambda turn: (turn.created, turn.turn_id)):
+            self._tree.add(head)
 
     def forget_session(self, session_id: str, owner: str | None = None) -> None:
         """Forget a session's turns: what comes next under its name opens a new trajectory."""
@@ -185,7 +179,7 @@ class Tracker:
 
     def _parent(
         self, view: RequestView, history: History, named: Identity | None
-    ) -> tuple[Node | None, Mark | None]:
+    ) -> tuple[Turn | None, Mark | None]:
         """The turn that the request extends, and the mark where its history ends in the request.
 
         The mark is None where the turn is recognised although something between its first message
@@ -197,17 +191,17 @@ class Tracker:
         reply = next((m for m in reversed(history.marks) if m.node), None)
         if reply is None or session_id is None or (mark is not None and mark.end >= reply.end):
             return exact, mark
-        alike = self._tree.by_likeness(view.owner, session_id, reply.node)
+        alike = self._tree.by_similarity(view.owner, session_id, reply.node)
         reworded = _choose(alike, history.system_hash, frozenset())
         return (reworded, None) if reworded else (exact, mark)
 
     def _exact_parent(
         self, view: RequestView, history: History, session_id: str | None
-    ) -> tuple[Node | None, Mark | None]:
+    ) -> tuple[Turn | None, Mark | None]:
         prefer: frozenset[str] = frozenset()
         if _says_retry(view.headers):
             same = self._tree.by_request(view.owner, history.request_hash)
-            prefer = frozenset(node.parent_id for node in same if node.parent_id is not None)
+            prefer = frozenset(turn.parent_id for turn in same if turn.parent_id is not None)
         first_reply = next((m.end for m in history.marks if m.node), None)
         for mark in reversed(history.marks):
             # A turn without a visible reply has the hash of its own request: without anything
@@ -218,12 +212,12 @@ class Tracker:
             for node_hash in (mark.node, mark.empty if fresh and known else ""):
                 if node_hash:
                     found = self._tree.by_history(view.owner, node_hash, session_id)
-                    node = _choose(found, history.system_hash, prefer)
-                    if node is not None:
-                        return node, mark
+                    turn = _choose(found, history.system_hash, prefer)
+                    if turn is not None:
+                        return turn, mark
         return None, None
 
-    def _by_history(self, parent: Node | None) -> Identity | None:
+    def _by_history(self, parent: Turn | None) -> Identity | None:
         return None if parent is None else Identity(parent.session_id, "history")
 
     def _new_session(self, owner: str, request_hash: str, now: float) -> Identity:
@@ -233,25 +227,24 @@ class Tracker:
         return Identity(f"chat-{name}", "new")
 
     def _known_replies(
-        self, owner: str, history: History, session_id: str, parent: Node | None
+        self, owner: str, history: History, session_id: str, parent: Turn | None
     ) -> Mapping[int, str]:
         """Which turn made which assistant message; the parent's own ancestors come first."""
         ancestors: set[str] = set()
-        node = parent
-        while node is not None and node.turn_id not in ancestors:
-            ancestors.add(node.turn_id)
-            node = self._tree.turn(node.parent_id)
+        turn = parent
+        while turn is not None and turn.turn_id not in ancestors:
+            ancestors.add(turn.turn_id)
+            turn = self._tree.turn(turn.parent_id)
         known: dict[int, str] = {}
         for mark in history.marks:
             if not mark.node:
                 continue
-            found = list(self._tree.by_history(owner, mark.node, session_id)) or list(
-                self._tree.by_likeness(owner, session_id, mark.node)
+            found = self._tree.by_history(owner, mark.node, session_id) or self._tree.by_similarity(
+                owner, session_id, mark.node
             )
-            if len(found) > 1:
-                found.sort(key=lambda n: (n.turn_id not in ancestors, n.order))
             if found:
-                known[mark.end - 1] = found[0].turn_id
+                own = min(found, key=lambda turn: turn.turn_id not in ancestors)
+                known[mark.end - 1] = own.turn_id
         return known
 
     # -- main or side -------------------------------------------------------------------------
@@ -261,7 +254,7 @@ class Tracker:
         view: RequestView,
         history: History,
         identity: Identity | None,
-        parent: Node | None,
+        parent: Turn | None,
     ) -> tuple[Kind, str]:
         session = None
         if identity is not None and identity.source != "body:user":
@@ -288,21 +281,20 @@ class Tracker:
 
     # -- retries ------------------------------------------------------------------------------
 
-    def _twins(self, turn: Node) -> tuple[str, ...]:
+    def _superseded(self, turn: Turn) -> tuple[str, ...]:
         """Other turns of the same request that still wait. One that came later, when `turn` was
         known, has taken its place already: these were under way at the same time."""
-        same = self._tree.siblings(turn.owner, turn.request_hash, turn.session_id, turn.parent_id)
-        waiting = (n for n in same if n is not turn and not n.answered and not n.retried)
-        return tuple(node.turn_id for node in waiting)
+        same = self._tree.duplicates(turn.owner, turn.request_hash, turn.session_id, turn.parent_id)
+        return tuple(other.turn_id for other in same if other is not turn and _waits(other))
 
     def _retried(
         self,
         view: RequestView,
         history: History,
         identity: Identity | None,
-        parent: Node | None,
+        parent: Turn | None,
         now: float,
-    ) -> Node | None:
+    ) -> Turn | None:
         """The turn that this request repeats, if nothing has followed it yet."""
         says_retry = _says_retry(view.headers)
         in_session = identity is not None and (
@@ -312,40 +304,40 @@ class Tracker:
             return None
         parent_id = parent.turn_id if parent else None
         same = [
-            node
-            for node in self._tree.by_request(view.owner, history.request_hash)
-            if node.parent_id == parent_id
-            and node.kind == "main"
-            and not node.answered
-            and not node.retried
+            turn
+            for turn in self._tree.by_request(view.owner, history.request_hash)
+            if turn.parent_id == parent_id and turn.kind == "main" and _waits(turn)
         ]
         if identity is not None:
-            same = [node for node in same if node.session_id == identity.session_id]
+            same = [turn for turn in same if turn.session_id == identity.session_id]
             return same[-1] if same else None
         # Another user may have opened with the same words: only a single recent turn is ours.
         same = [
-            node
-            for node in same
-            if not is_named(node.source) and now - node.created <= _RETRY_SECONDS
+            turn
+            for turn in same
+            if not is_named(turn.source) and now - turn.created <= _RETRY_SECONDS
         ]
         return same[0] if len(same) == 1 else None
 
 
-def _choose(nodes: Iterable[Node], system_hash: str, prefer: frozenset[str]) -> Node | None:
+def _choose(turns: Iterable[Turn], system_hash: str, prefer: frozenset[str]) -> Turn | None:
     """Among turns with one history: the oldest that still waits for its next state."""
     return min(
-        nodes,
-        key=lambda node: (
-            node.turn_id not in prefer,
-            node.kind == "side",
-            is_named(node.source),
-            node.system_hash != system_hash,
-            node.retried,
-            node.answered,
-            node.order,
+        turns,
+        key=lambda turn: (
+            turn.turn_id not in prefer,
+            turn.kind == "side",
+            is_named(turn.source),
+            turn.request_hash.partition(".")[0] != system_hash,
+            turn.drop_reason == "retried",
+            turn.next_state is not None,
         ),
         default=None,
     )
+
+
+def _waits(turn: Turn) -> bool:
+    return turn.next_state is None and turn.drop_reason != "retried"
 
 
 def _behind_empty(history: History, end: int) -> int:

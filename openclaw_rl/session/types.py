@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.types import Kind, Message
+from openclaw_rl.types import Kind, Message, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +68,20 @@ class Placement:
     """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
     owner: str = ""
     superseded: tuple[str, ...] = ()
-    order: int = 0
-    """How many turns had been committed by then."""
+    duplicates: frozenset[str] = frozenset()
+    """Turns that had answered the same request by then."""
 
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """One recorded turn as the tracker remembers it: what a journal must give back after a restart.
-
-    `node_hash` is what `Tracker.commit` returned, `request_hash` what the placement carried; both
-    are opaque text to everybody else. `retried`: a later request repeated this one, so nothing
-    that follows is feedback on it.
-    """
-
-    turn_id: str
-    session_id: str
-    source: str
-    owner: str
-    kind: Kind
-    parent_id: str | None
-    node_hash: str
-    request_hash: str
-    has_next_state: bool
-    created: float
-    retried: bool = False
-
-    @property
-    def system_hash(self) -> str:
-        """The part of `request_hash` that stands for the system text."""
-        return self.request_hash.partition(".")[0]
+    def head(self, turn_id: str, created: float) -> Turn:
+        """The turn that answers the request, as far as its place tells."""
+        return Turn(
+            turn_id=turn_id,
+            session_id=self.session_id,
+            source=self.source,
+            owner=self.owner,
+            kind=self.kind,
+            kind_reason=self.kind_reason,
+            parent_id=self.parent_id,
+            matched=self.matched,
+            request_hash=self.request_hash,
+            created=created,
+        )

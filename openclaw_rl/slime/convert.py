@@ -89,12 +89,12 @@ def _signals(
         teacher = torch.tensor(sample.teacher_log_probs or [math.nan] * length)
     ids = values = None
     if top_k:
-        given = (sample.metadata or {}).get("topk") or {"ids": [()], "log_probs": [()]}
         ids = torch.full((length, top_k), -1)
         values = torch.full((length, top_k), math.nan)
-        width = len(given["ids"][0])
-        ids[:, :width] = torch.tensor(given["ids"], dtype=torch.long)
-        values[:, :width] = torch.tensor(given["log_probs"])
+        topk = (sample.metadata or {}).get("topk")
+        if topk is not None:
+            ids[:, : topk.width] = torch.tensor(topk.ids, dtype=torch.long)
+            values[:, : topk.width] = torch.tensor(topk.log_probs)
     return SampleSignals(rewards, TokenSignals(weights, teacher, ids, values))
 
 
@@ -127,4 +127,4 @@ def _token_scales(
 
 def _top_k(sample: Sample) -> int:
     topk = (sample.metadata or {}).get("topk")
-    return len(topk["ids"][0]) if topk and topk["ids"] else 0
+    return topk.width if topk is not None else 0

@@ -36,18 +36,19 @@ def test_a_judge_that_never_answers_in_time_is_told(
     assert sum("no judge answered in time" in words for words in warnings) == told
 
 
-@pytest.mark.parametrize(("sessions", "told"), [(1, True), (5, False)])
-def test_what_the_share_of_a_session_holds_back_is_told_below_a_full_batch(
-    tmp_path: Path, sessions: int, told: bool
+@pytest.mark.parametrize(("top_p", "told"), [(0.9, True), (1.0, False)])
+def test_case_46_turns_that_are_sampled_otherwise_than_trained_are_told_in_words(
+    tmp_path: Path, top_p: float, told: bool
 ):
     config = Config(data=DataConfig(path=str(tmp_path)))
     with Journal.open(config.journal_path) as journal:
-        for n in range(10):
-            judged(journal, record(f"t{n}", session_id=f"s{n % sessions}"))
+        for n in range(20):
+            judged(journal, record(f"t{n}", sampling={"top_p": top_p}))
+            if told:
+                assert journal.drop(f"t{n}", "sampling", 300.0)
     status = read_status(config)
-    said = render_status(status)
-    assert (status["ready"], status["usable"]) == (10, 4 if told else 10)
-    assert ("6 of 10 ready turns are held back: a session gives at most 4" in said) == told
+    assert status["usable"] == (0 if told else 16)
+    assert ("20 turns were sampled with parameters" in render_status(status)) == told
 
 
 def test_an_address_where_nobody_listens_any_more_is_not_shown_as_alive(tmp_path: Path):

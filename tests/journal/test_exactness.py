@@ -80,7 +80,7 @@ def test_turns_come_back_exactly_and_survive_the_deletion_of_others(
         turns = [rec for rec in turns if rec.created >= 100.0 + cut]
         assert journal.turn_ids() == [rec.turn_id for rec in turns]
         check(journal, turns)
-        lineage = {x.turn_id: x for x in journal.lineage(rec.turn_id for rec in turns)}
+        lineage = {x.turn_id: x for x in journal.lineage([rec.turn_id for rec in turns])}
         for rec in turns:
             assert lineage[rec.turn_id].prompt_len == len(rec.prompt_ids)
-        assert journal.fates().balanced()
+        assert journal.outcomes().balanced()

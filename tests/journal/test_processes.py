@@ -87,8 +87,8 @@ def test_case_33_nothing_acknowledged_is_lost_and_nothing_trains_twice(fleet: Fl
     }
     assert max(Counter(acknowledged["trained"]).values()) == 1
     with Journal.open(fleet.path, create=False) as journal:
-        fates = journal.fates()
-        assert fates.balanced()
+        outcomes = journal.outcomes()
+        assert outcomes.balanced()
         known = set(journal.turn_ids())
         assert set(acknowledged["recorded"]) <= known
         # At most the turn each killed gateway was writing is known without its acknowledgment.
@@ -99,11 +99,11 @@ def test_case_33_nothing_acknowledged_is_lost_and_nothing_trains_twice(fleet: Fl
         assert all(ends[t].state is State.TRAINED for t in acknowledged["trained"])
         for turn in ends.values():  # tails still lead to the whole prompt
             assert len(turn.prompt_ids) == 3 + 5 * int(turn.turn_id.split("-")[1])
-        assert fates.trained <= len(acknowledged["trained"]) + 4 * 4
-        if fates.leased:
+        assert outcomes.trained <= len(acknowledged["trained"]) + 4 * 4
+        if outcomes.leased:
             [lease] = journal.leases("h1")
-            assert journal.give_back(lease.rollout_id, "h1", 1.0) == fates.leased
-            assert journal.fates().leased == 0
+            assert journal.give_back(lease.rollout_id, "h1", 1.0) == outcomes.leased
+            assert journal.outcomes().leased == 0
 
 
 def test_processes_that_open_a_new_journal_at_once_all_get_it(tmp_path: Path):
@@ -115,4 +115,4 @@ def test_processes_that_open_a_new_journal_at_once_all_get_it(tmp_path: Path):
     processes = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(6)]
     assert [process.wait(60) for process in processes] == [0] * 6
     with Journal.open(path, create=False) as journal:
-        assert journal.fates().counters == {"opened": 6}
+        assert journal.outcomes().counters == {"opened": 6}

@@ -129,7 +129,7 @@ def test_a_prefix_that_is_claimed_but_does_not_hold_is_stored_in_full(journal: J
     turn = journal.turn(child.turn_id)
     assert turn.prompt_ids == child.prompt_ids
     assert not turn.shares_tokens
-    assert journal.fates().counters == {"prefix_mismatch": 1}
+    assert journal.outcomes().counters == {"prefix_mismatch": 1}
     orphan = record("o", parent_id="gone", shares_tokens=True, prompt_ids=[1, 2])
     journal.record_turn(orphan)
     assert journal.tokens("o") == [1, 2, 7, 8, 9]
@@ -156,9 +156,9 @@ def test_case_24_a_turn_that_does_not_line_up_is_dropped_with_its_reason(
     assert turn.state is State.DROPPED
     assert turn.drop_reason == reason
     assert len(turn.output_logprobs) == len(rec.output_logprobs)  # nothing padded
-    fates = journal.fates()
-    assert fates.dropped == {reason: 1}
-    assert fates.balanced()
+    outcomes = journal.outcomes()
+    assert outcomes.dropped == {reason: 1}
+    assert outcomes.balanced()
     assert not journal.set_next_state("t1", USER, 101.0)
 
 
@@ -166,13 +166,13 @@ def test_the_same_turn_twice_is_refused(journal: Journal):
     journal.record_turn(record())
     with pytest.raises(JournalError, match="recorded already"):
         journal.record_turn(record())
-    assert journal.fates().seen == 1
+    assert journal.outcomes().seen == 1
 
 
 def test_token_ids_that_are_none_are_refused_and_nothing_is_kept(journal: Journal):
     with pytest.raises(JournalError, match="token ids"):
         journal.record_turn(record(output_ids=[2**31]))
-    assert journal.fates().seen == 0
+    assert journal.outcomes().seen == 0
 
 
 # -- the states ----------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def test_a_side_turn_has_one_state_only(journal: Journal):
     assert not journal.set_next_state("t1", USER, 101.0)
     assert not journal.drop("t1", "retried", 101.0)
     assert journal.turn("t1").state is State.SIDE
-    fates = journal.fates()
-    assert (fates.seen, fates.main, fates.side) == (1, 0, 1)
+    outcomes = journal.outcomes()
+    assert (outcomes.seen, outcomes.main, outcomes.side) == (1, 0, 1)
 
 
 def test_case_19_a_turn_without_a_next_state_takes_no_place(journal: Journal):
@@ -203,15 +203,15 @@ def test_case_19_a_turn_without_a_next_state_takes_no_place(journal: Journal):
     assert [turn.turn_id for turn in journal.ready()] == [first.turn_id]
     assert journal.end_session("s1", 300.0, owner="someone else") == 0
     assert journal.end_session("s1", 300.0) == 1
-    assert journal.fates().dropped == {"session_ended": 1}
+    assert journal.outcomes().dropped == {"session_ended": 1}
     assert journal.turn(first.turn_id).state is State.READY
 
 
 def test_expiry_drops_what_nothing_followed(journal: Journal):
     journal.record_turn(record("old", created=100.0))
     journal.record_turn(record("new", created=190.0))
-    assert journal.expire(200.0) == {}
-    assert journal.expire(200.0, 50.0) == {"no_next_state": 1}
+    assert journal.expire(200.0, 50.0) == 1
+    assert journal.outcomes().dropped == {"no_next_state": 1}
     assert journal.turn("old").state is State.DROPPED
     assert journal.turn("new").state is State.WAITING
 
@@ -246,7 +246,7 @@ def test_case_53_a_judge_whose_claim_ran_out_ends_nothing(journal: Journal):
     assert not journal.drop_claimed("t1", "a", "reward_timeout", 173.0)
     journal.extend_claims("a", 500.0)
     assert journal.turn("t1").state is State.READY
-    assert journal.fates().dropped == {}
+    assert journal.outcomes().dropped == {}
 
 
 def test_the_judge_that_holds_a_turn_can_end_it(journal: Journal):
@@ -255,7 +255,7 @@ def test_the_judge_that_holds_a_turn_can_end_it(journal: Journal):
     journal.set_next_state("t1", USER, 101.0)
     journal.claim("a", 1, 110.0, 60.0)
     assert journal.drop_claimed("t1", "a", "reward_failed", 111.0)
-    assert journal.fates().dropped == {"reward_failed": 1}
+    assert journal.outcomes().dropped == {"reward_failed": 1}
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_only_a_signal_makes_a_turn_ready(journal: Journal, verdict: Verdict, st
     journal.set_next_state("t1", USER, 101.0)
     journal.claim("w", 1, 110.0, 60.0)
     assert journal.write_verdict("t1", "w", verdict, 111.0) is state
-    assert journal.fates().dropped == ({} if state is State.READY else {"no_signal": 1})
+    assert journal.outcomes().dropped == ({} if state is State.READY else {"no_signal": 1})
     assert journal.turn("t1").verdict.hint == verdict.hint
 
 
@@ -300,9 +300,9 @@ def test_case_27_a_judge_that_is_down_is_asked_again_and_at_last_given_up(journa
     journal.claim("w", 1, now, 60.0)
     assert journal.postpone("t1", "w", "judge_down", now, max_attempts=3) is State.DROPPED
     assert journal.postpone("t1", "w", "judge_down", now) is None
-    fates = journal.fates()
-    assert fates.dropped == {"judge_down": 1}
-    assert fates.counters == {"postponed:judge_down": 3}
+    outcomes = journal.outcomes()
+    assert outcomes.dropped == {"judge_down": 1}
+    assert outcomes.counters == {"postponed:judge_down": 3}
     assert journal.turn("t1").verdict is None
 
 
@@ -313,7 +313,7 @@ def test_a_turn_that_kills_its_judges_is_given_up(journal: Journal):
     while journal.claim("w", 1, now, 60.0):
         now += 60.0
     assert journal.turn("t1").attempts == 20
-    assert journal.fates().dropped == {"judge_lost": 1}
+    assert journal.outcomes().dropped == {"judge_lost": 1}
 
 
 def test_a_turn_is_trained_once(journal: Journal):
@@ -338,9 +338,9 @@ def test_a_turn_is_trained_once(journal: Journal):
     assert journal.mark_trained(1, "h", "6", 306.0) == 0
     assert journal.give_back(1, "h", 306.0) == 0
     assert journal.turn("t0").trained_version == "5"
-    fates = journal.fates()
-    assert (fates.trained, fates.leased, fates.dropped) == (1, 1, {"misfit": 1})
-    assert fates.balanced()
+    outcomes = journal.outcomes()
+    assert (outcomes.trained, outcomes.leased, outcomes.dropped) == (1, 1, {"misfit": 1})
+    assert outcomes.balanced()
 
 
 def test_ready_turns_of_a_quiet_session_are_not_hidden_by_a_busy_one(journal: Journal):
@@ -356,7 +356,7 @@ def test_ready_turns_of_a_quiet_session_are_not_hidden_by_a_busy_one(journal: Jo
 def test_versions_are_ordered_as_numbers(journal: Journal):
     make_ready(journal, record(output_versions=["10", "9", "9"], sampling={}))
     [turn] = journal.ready()
-    assert (turn.min_version, turn.max_version, turn.temperature) == ("9", "10", 1.0)
+    assert (turn.min_version, turn.max_version, turn.sampling) == ("9", "10", {})
 
 
 def test_lineage_reaches_back_to_where_the_tokens_begin(journal: Journal):
@@ -365,27 +365,29 @@ def test_lineage_reaches_back_to_where_the_tokens_begin(journal: Journal):
     for rec in turns:
         journal.record_turn(rec)
     found = journal.lineage(["s1-3"])
-    assert [(x.turn_id, x.parent_id) for x in found] == [
-        ("s1-1", None),
-        ("s1-2", "s1-1"),
-        ("s1-3", "s1-2"),
+    assert [(x.turn_id, x.parent_id, x.shares_tokens) for x in found] == [
+        ("s1-1", "s1-0", False),
+        ("s1-2", "s1-1", True),
+        ("s1-3", "s1-2", True),
     ]
     assert (found[2].prompt_len, found[2].output_len) == (len(turns[3].prompt_ids), 3)
-    [output] = journal.outputs(["s1-2", "unknown"])
-    assert output.output_ids == turns[2].output_ids
+    assert [list(x.output_ids) for x in found] == [[], [], turns[3].output_ids]
+    assert journal.lineage(["unknown"]) == []
 
 
-def test_nodes_come_back_parents_first(journal: Journal):
+def test_heads_come_back_parents_first(journal: Journal):
     for rec in chain(3):
         journal.record_turn(rec)
     journal.set_next_state("s1-1", USER, 200.0)
     journal.drop("s1-2", "retried", 200.0)
-    nodes = journal.nodes(2)
-    assert [(n.turn_id, n.has_next_state, n.retried) for n in nodes] == [
-        ("s1-1", True, False),
-        ("s1-2", False, True),
+    heads = journal.heads(2)
+    assert [(head.turn_id, head.next_state, head.drop_reason) for head in heads] == [
+        ("s1-1", (), None),
+        ("s1-2", None, "retried"),
     ]
-    assert (nodes[1].parent_id, nodes[1].node_hash) == ("s1-1", "node-s1-2")
+    assert (heads[1].parent_id, heads[1].node_hash) == ("s1-1", "node-s1-2")
+    assert (heads[1].prompt_len, heads[1].output_len) == (13, 3)
+    assert not heads[1].prompt_ids
 
 
 def test_endpoints_and_counters(journal: Journal):
@@ -400,7 +402,7 @@ def test_endpoints_and_counters(journal: Journal):
     )
     journal.count("disconnected")
     journal.count("disconnected", 2)
-    assert journal.fates().counters == {"disconnected": 3}
+    assert journal.outcomes().counters == {"disconnected": 3}
 
 
 def test_case_47_a_journal_belongs_to_one_model(journal: Journal, path: Path):
@@ -439,7 +441,7 @@ def test_threads_may_share_one_journal(journal: Journal):
 
     def work(n: int) -> None:
         make_one(n)
-        assert journal.fates().balanced()
+        assert journal.outcomes().balanced()
 
     def make_one(n: int) -> None:
         journal.record_turn(record(f"t{n}", session_id=f"s{n}"))
@@ -447,7 +449,7 @@ def test_threads_may_share_one_journal(journal: Journal):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(64)))
-    assert journal.fates().judging == 64
+    assert journal.outcomes().judging == 64
 
 
 # -- the file ------------------------------------------------------------------------------
@@ -516,8 +518,8 @@ def test_a_journal_of_an_earlier_layout_opens_and_keeps_all(path: Path, layout: 
         other.record_turn(record("new", topk=topk))
         assert journal.turn("new").topk == topk
         other.bind({"base": "sha"})
-        assert journal.fates().dropped == {"purged": 1}
-        assert journal.fates().balanced()
+        assert journal.outcomes().dropped == {"purged": 1}
+        assert journal.outcomes().balanced()
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA_VERSION,)
 
@@ -530,7 +532,7 @@ def test_candidates_come_back_as_they_went_in(journal: Journal):
     assert found.ids == topk.ids
     assert str(found.log_probs) == str([[float(v) for v in row] for row in topk.log_probs])
     assert journal.turn("b").topk is None
-    assert "topk_missing" not in journal.fates().counters
+    assert "topk_missing" not in journal.outcomes().counters
 
 
 @pytest.mark.parametrize("rows", [0, 2, 4])
@@ -540,7 +542,7 @@ def test_candidates_that_are_not_one_row_a_token_are_left_out_and_counted(
     journal.record_turn(record("a", topk=TopK([[7]] * rows, [[-0.5]] * rows)))
     turn = journal.turn("a")
     assert (turn.topk, turn.state) == (None, State.WAITING)
-    assert journal.fates().counters == {"topk_missing": 1}
+    assert journal.outcomes().counters == {"topk_missing": 1}
 
 
 def test_a_teachers_candidates_are_a_signal_of_their_own(journal: Journal):
@@ -557,7 +559,7 @@ def test_a_teachers_candidates_are_a_signal_of_their_own(journal: Journal):
         assert journal.write_verdict(turn_id, "w", Verdict(teacher_topk=topk), 3.0) is state
         verdict = journal.turn(turn_id).verdict
         assert str(verdict.teacher_topk) == str(topk)
-        [output] = journal.outputs([turn_id])
+        [output] = journal.lineage([turn_id])
         assert str(output.verdict.teacher_topk) == str(topk)
 
 
@@ -571,7 +573,7 @@ def test_a_batch_that_fails_leaves_nothing(journal: Journal):
 
     with pytest.raises(ZeroDivisionError):
         broken_off()
-    assert journal.fates().seen == 0
+    assert journal.outcomes().seen == 0
     journal.record_turn(record())
 
 
@@ -595,13 +597,13 @@ def test_purging_a_session_removes_its_text_and_keeps_the_sums(journal: Journal,
     assert journal.purge(session_id="a") == 3
     assert secret.encode() not in all_bytes(path)
     assert journal.turn_ids() == ["b-0", "b-1"]
-    fates = journal.fates()
-    assert (fates.seen, fates.waiting, fates.dropped) == (5, 2, {"purged": 3})
-    assert fates.balanced()
+    outcomes = journal.outcomes()
+    assert (outcomes.seen, outcomes.waiting, outcomes.dropped) == (5, 2, {"purged": 3})
+    assert outcomes.balanced()
     assert journal.purge(owner="nobody") == 0
     assert journal.purge(owner="bob", session_id="a") == 0
     assert journal.purge(owner="bob") == 2
-    assert journal.fates().dropped == {"purged": 5}
+    assert journal.outcomes().dropped == {"purged": 5}
     with pytest.raises(JournalError):
         journal.purge()
 
@@ -620,7 +622,7 @@ def test_purging_by_age_keeps_what_remains_whole(journal: Journal):
         assert turn.messages == turns[n].messages
     assert not journal.turn("s1-4").shares_tokens
     assert journal.turn("s1-5").shares_tokens
-    assert journal.fates().balanced()
+    assert journal.outcomes().balanced()
 
 
 def test_purging_by_size_goes_from_the_oldest_on_and_spares_the_unfinished(
@@ -646,18 +648,18 @@ def test_purging_by_size_goes_from_the_oldest_on_and_spares_the_unfinished(
     assert "t149" in left
     assert path.stat().st_size <= before
     assert journal.purge(max_bytes=10**9) == 0
-    assert journal.fates().balanced()
+    assert journal.outcomes().balanced()
 
 
-def test_upkeep_expires_and_purges(journal: Journal):
+def test_retention_expires_and_purges(journal: Journal):
     for rec in chain(200):  # created at 100, 101, ... 299
         journal.record_turn(rec)
-    assert journal.upkeep(300.0) == {}
-    done = journal.upkeep(300.0, next_state_ttl=50.0, max_age=100.0, max_bytes=10**9)
+    assert journal.run_retention(300.0, next_state_ttl=1000.0) == {}
+    done = journal.run_retention(300.0, next_state_ttl=50.0, max_age=100.0, max_bytes=10**9)
     assert done == {"no_next_state": 150, "purged": 100}
-    fates = journal.fates()
-    assert (fates.seen, fates.waiting, fates.dropped) == (200, 50, {"no_next_state": 150})
-    assert fates.balanced()
+    outcomes = journal.outcomes()
+    assert (outcomes.seen, outcomes.waiting, outcomes.dropped) == (200, 50, {"no_next_state": 150})
+    assert outcomes.balanced()
     assert len(journal.tokens("s1-199")) == 1 + 200 * 5
 
 
@@ -678,8 +680,8 @@ ACTIONS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(actions=ACTIONS)
-def test_the_fates_always_add_up(actions, tmp_path_factory):
-    path = tmp_path_factory.mktemp("fates") / "journal.db"
+def test_the_outcomes_always_add_up(actions, tmp_path_factory):
+    path = tmp_path_factory.mktemp("outcomes") / "journal.db"
     seen = 0
     trained: list[str] = []
     with Journal.open(path) as journal:
@@ -723,10 +725,10 @@ def test_the_fates_always_add_up(actions, tmp_path_factory):
                 journal.purge(session_id=f"s{n % 3}")
             else:
                 journal.purge(older_than=now - 3 * n)
-            fates = journal.fates()
-            assert fates.balanced(), (action, fates)
-            assert fates.seen == seen
-            assert fates.trained == len(trained)
+            outcomes = journal.outcomes()
+            assert outcomes.balanced(), (action, outcomes)
+            assert outcomes.seen == seen
+            assert outcomes.trained == len(trained)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -748,7 +750,7 @@ def test_by_source_counts_purged_turns_too(journal: Journal):
         "header:x-session-id": SourceCount(bound=1),
         "new": SourceCount(bound=1, side=1, unbound=1),
     }
-    assert journal.fates().by_source == expected
+    assert journal.outcomes().by_source == expected
     assert journal.purge(session_id="s3") == journal.purge(session_id="s4") == 1
-    assert journal.fates().by_source == expected
-    assert journal.fates().unbound == 1
+    assert journal.outcomes().by_source == expected
+    assert journal.outcomes().unbound == 1

@@ -26,6 +26,6 @@ def test_a_second_connection_leaves_the_locks_of_the_first(tmp_path: Path):
         _elsewhere(_VISIT, path)
         _elsewhere(_COUNT, path)
         first.count("visits")
-        assert first.fates().counters["visits"] == 2
+        assert first.outcomes().counters["visits"] == 2
     with Journal.open(path) as afterwards:
-        assert afterwards.fates().counters["visits"] == 2
+        assert afterwards.outcomes().counters["visits"] == 2

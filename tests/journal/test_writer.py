@@ -23,7 +23,7 @@ async def test_a_write_that_is_done_is_seen_by_other_processes(path: Path):
             assert other.turn("t1") is not None
         assert await journal.set_next_state("t1", ({"role": "user", "content": "x"},), 1.0)
         assert (await journal.turn("t1")).next_state == ({"role": "user", "content": "x"},)
-        assert [n.turn_id for n in await journal.nodes(5)] == ["t1"]
+        assert [n.turn_id for n in await journal.heads(5)] == ["t1"]
         assert await journal.end_session("s1", 2.0) == 0
         assert await journal.endpoint("policy") is None
 
@@ -39,7 +39,7 @@ async def test_writes_that_pile_up_are_committed_together(path: Path):
         gate.set()
         await asyncio.gather(first, *rest)
         assert len(commits) <= 16  # few; how few depends on the machine's speed
-        assert (await journal.fates()).seen == 64
+        assert (await journal.outcomes()).seen == 64
 
 
 async def test_nobody_is_told_before_the_commit(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -87,9 +87,9 @@ async def test_one_failing_write_undoes_only_itself(path: Path):
         assert b is None
         assert isinstance(broken, ValueError)
         assert isinstance(twice, JournalError)
-        fates = await journal.fates()
-        assert fates.seen == 2
-        assert fates.counters == {}
+        outcomes = await journal.outcomes()
+        assert outcomes.seen == 2
+        assert outcomes.counters == {}
 
 
 async def test_a_write_given_up_before_it_began_never_happens(path: Path):
@@ -104,9 +104,9 @@ async def test_a_write_given_up_before_it_began_never_happens(path: Path):
         assert await late is False
         journal.count("not awaited")
         gate.set()
-        fates_after = await journal.write(lambda target: target.fates())
-        assert fates_after.seen == 0
-        assert fates_after.counters == {"not awaited": 1}
+        after = await journal.write(lambda target: target.outcomes())
+        assert after.seen == 0
+        assert after.counters == {"not awaited": 1}
 
 
 async def test_a_write_that_had_begun_counts_as_done(path: Path):
@@ -123,7 +123,7 @@ async def test_a_write_that_had_begun_counts_as_done(path: Path):
         assert await asked is True
         gate.set()
         await journal.write(lambda _: None)
-        assert (await journal.fates()).seen == 1
+        assert (await journal.outcomes()).seen == 1
 
 
 async def test_closing_finishes_what_was_asked_for(path: Path):
@@ -132,7 +132,7 @@ async def test_closing_finishes_what_was_asked_for(path: Path):
     await journal.close()
     await asyncio.gather(*asked)
     with Journal.open(path) as again:
-        assert again.fates().seen == 20
+        assert again.outcomes().seen == 20
     with pytest.raises(JournalError, match="closed"):
         await journal.record_turn(record("late"))
     await journal.close()

@@ -69,8 +69,8 @@ def train(journal: Journal, host: str, rollout: int, ids: object) -> None:
 
 def watch(journal: Journal, _: str) -> None:
     while True:
-        fates = journal.fates()
-        print("balanced" if fates.balanced() else f"BROKEN {fates}", flush=True)
+        outcomes = journal.outcomes()
+        print("balanced" if outcomes.balanced() else f"BROKEN {outcomes}", flush=True)
 
 
 if __name__ == "__main__":

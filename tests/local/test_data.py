@@ -90,8 +90,8 @@ def test_a_loss_batch_carries_the_candidates_of_each_turn_as_signals():
     batch = d.loss_batch(data, units)
     ids = torch.cat([signals.topk_ids for signals in batch["values"]])
     values = torch.cat([signals.topk_log_probs for signals in batch["values"]])
-    assert ids.tolist() == [row for s in single for row in s.metadata["topk"]["ids"]]
-    wanted = [row for s in single for row in s.metadata["topk"]["log_probs"]]
+    assert ids.tolist() == [row for s in single for row in s.metadata["topk"].ids]
+    wanted = [row for s in single for row in s.metadata["topk"].log_probs]
     torch.testing.assert_close(values, torch.tensor(wanted), equal_nan=True)
     for unit, signals in zip(units, batch["values"], strict=True):
         assert signals.weights.tolist() == [1.0] * (unit.end - unit.start)
@@ -112,7 +112,7 @@ def test_samples_with_and_without_candidates_go_together():
 
 def test_candidates_that_do_not_line_up_are_refused():
     _, (sample,) = conversation(1, 1, top_k=2)
-    sample.metadata["topk"]["ids"].append([1, 2])
+    sample.metadata["topk"].ids.append([1, 2])
     with pytest.raises(HookError, match="candidates of a sample do not line up"):
         data_of(sample)
 

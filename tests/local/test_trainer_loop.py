@@ -17,6 +17,7 @@ from openclaw_rl.errors import HookError, JournalError
 from openclaw_rl.local import checkpoint, trainer
 from openclaw_rl.local.checkpoint import Checkpoints
 from openclaw_rl.local.trainer import Trainer
+from openclaw_rl.types import TopK
 from tests.local.tiny import Books, conversation, peft_model, train_args
 
 
@@ -146,11 +147,11 @@ def test_candidates_that_the_teacher_favours_become_likelier(tmp_path, loss, tai
     for s in samples:
         best = log_probs(s).topk(3)
         teacher = best.values + torch.tensor([-step, step, 0.0])
-        s.metadata["topk"] = {"ids": best.indices.tolist(), "log_probs": teacher.tolist()}
+        s.metadata["topk"] = TopK(best.indices.tolist(), teacher.tolist())
         s.teacher_log_probs = None
 
     def mean(rank: int) -> float:
-        places = [torch.tensor(s.metadata["topk"]["ids"])[:, rank, None] for s in samples]
+        places = [torch.tensor(s.metadata["topk"].ids)[:, rank, None] for s in samples]
         found = [log_probs(s).gather(1, at) for s, at in zip(samples, places, strict=True)]
         return float(torch.cat(found).mean())
 

@@ -11,6 +11,7 @@ import torch
 from openclaw_rl.config import Config, TrainConfig, hook_args
 from openclaw_rl.hooks import Sample
 from openclaw_rl.local.train_args import complete
+from openclaw_rl.types import TopK
 
 VOCAB = 61
 
@@ -104,7 +105,7 @@ def conversation(
             own, lps_of_own = topk(n, has)
             candidates += own
             values += lps_of_own
-            metadata["topk"] = {"ids": own, "log_probs": lps_of_own}
+            metadata["topk"] = TopK(own, lps_of_own)
         single.append(
             Sample(
                 index=k,
@@ -125,7 +126,7 @@ def conversation(
         teacher_log_probs=teachers, metadata={"turns": spans}, status=Sample.Status.COMPLETED,
     )  # fmt: skip
     if top_k:
-        merged.metadata["topk"] = {"ids": candidates, "log_probs": values}
+        merged.metadata["topk"] = TopK(candidates, values)
     return merged, single
 
 

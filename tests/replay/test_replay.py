@@ -199,7 +199,7 @@ def test_what_cannot_fit_is_left_out_without_tokenising_it(tmp_path, reader, mon
 def test_no_live_conversation_goes_on_from_a_replayed_one(tmp_path, reader):
     bring(tmp_path, reader, TALK)
     with Journal.open(tmp_path / "journal.db") as journal:
-        assert journal.nodes(100) == []
+        assert journal.heads(100) == []
         assert journal.fates().balanced()
         assert journal.fates().by_source["replay"].bound == 2
 

@@ -117,7 +117,7 @@ def test_a_session_that_keeps_history_is_one_sample(journal: Journal, path: Path
     assert metrics["rollout/tokens_trained"] == 60
     assert metrics["rollout/tokens_per_distinct"] <= 1.05
     assert metrics["rollout/age_versions_max"] == 0
-    assert journal.fates().leased == 20
+    assert journal.outcomes().leased == 20
 
 
 def test_a_turn_beyond_the_longest_sample_is_dropped_and_those_before_it_stay(
@@ -132,7 +132,7 @@ def test_a_turn_beyond_the_longest_sample_is_dropped_and_those_before_it_stay(
     [sample] = samples_of(generate_rollout(args, 0, None))
     assert sample.tokens == [*turns[3].prompt_ids, *turns[3].output_ids]
     assert turn_ids([sample]) == [rec.turn_id for rec in turns[:4]]
-    assert journal.fates().dropped == {"too_long": 2}
+    assert journal.outcomes().dropped == {"too_long": 2}
 
 
 def test_case_25_a_template_that_drops_reasoning_trains_each_token_once(
@@ -183,8 +183,8 @@ def test_case_29_four_of_twenty_remain_also_after_a_restart(journal: Journal, pa
     waiting = Background(args, 1)  # the next batch is not full
     waiting.stop.set()
     assert waiting.result().samples == []
-    fates = journal.fates()
-    assert (fates.ready, fates.trained, fates.leased) == (4, 16, 0)
+    outcomes = journal.outcomes()
+    assert (outcomes.ready, outcomes.trained, outcomes.leased) == (4, 16, 0)
     with Journal.open(path) as again:
         assert [turn.turn_id for turn in again.ready()] == ["t16", "t17", "t18", "t19"]
     output = generate_rollout(arguments(path, 4), 1, None)
@@ -217,7 +217,7 @@ def test_merged_turns_keep_their_own_candidates_of_the_teacher(journal: Journal,
     judged(journal, record("alone", session_id="s2"))
     samples = samples_of(generate_rollout(arguments(path, 4), 0, None))
     merged, alone = sorted(samples, key=lambda sample: -len(sample.tokens))
-    ids, values = (merged.metadata["topk"][name] for name in ("ids", "log_probs"))
+    ids, values = merged.metadata["topk"].ids, merged.metadata["topk"].log_probs
     assert len(ids) == len(values) == merged.response_length
     assert {len(row) for row in (*ids, *values)} == {3}
     spans = [slice(turn["start"], turn["end"]) for turn in merged.metadata["turns"]]
@@ -228,7 +228,7 @@ def test_merged_turns_keep_their_own_candidates_of_the_teacher(journal: Journal,
     outside = [row for at, row in enumerate(ids) if not any(s.start <= at < s.stop for s in spans)]
     assert {token for row in (*outside, *ids[spans[1]]) for token in row} == {-1}
     # All samples of a batch have them, or none.
-    assert alone.metadata["topk"]["ids"] == [[-1] * 3] * alone.response_length
+    assert alone.metadata["topk"].ids == [[-1] * 3] * alone.response_length
     assert [turn["has_teacher"] for turn in merged.metadata["turns"]] == [True, False, True]
 
 
@@ -238,36 +238,67 @@ def test_without_candidates_a_sample_has_none(journal: Journal, path: Path):
     assert "topk" not in sample.metadata
 
 
-def test_case_32_one_session_is_capped_and_the_progress_line_says_so(
-    journal: Journal, path: Path, caplog: pytest.LogCaptureFixture
+def test_case_56_one_conversation_fills_a_batch_at_once(journal: Journal, path: Path):
+    for rec in chain(20):
+        judged(journal, rec)
+    output = generate_rollout(arguments(path, 16, session_share=None), 0, None)
+    assert turn_ids(samples_of(output)) == [f"s1-{n}" for n in range(16)]
+
+
+def test_case_32_a_busy_session_is_capped_where_others_can_fill_the_batch(
+    journal: Journal, path: Path
 ):
     for rec in chain(40):
         judged(journal, rec)
-    said = threading.Event()
-
-    class Listener(logging.Handler):
-        def emit(self, entry: logging.LogRecord) -> None:
-            if "held back" in entry.getMessage():
-                said.set()
-
-    listener = Listener()
-    logger = logging.getLogger("openclaw_rl.rollout")
-    logger.addHandler(listener)
-    try:
-        with caplog.at_level(logging.INFO, "openclaw_rl.rollout"):
-            waiting = Background(arguments(path, 16, session_share=None))
-            assert said.wait(20)
-            for n in range(12):
-                judged(journal, record(f"o{n}", session_id=f"other{n}", created=500.0))
-            output = waiting.result()
-    finally:
-        logger.removeHandler(listener)
-    assert "[rollout] 0: 4 of 16 turns ready" in caplog.text
-    assert "36 held back: a session gives at most 4 turns of a batch, and 1 session" in caplog.text
+    for n in range(12):
+        judged(journal, record(f"o{n}", session_id=f"other{n}", created=500.0))
+    output = generate_rollout(arguments(path, 16, session_share=None), 0, None)
     ids = turn_ids(samples_of(output))
     assert sum(turn_id.startswith("s1-") for turn_id in ids) == 4
     assert output.metrics["rollout/held_session_share"] == 36
     assert output.metrics["rollout/largest_session_share"] == 0.25
+
+
+def test_the_progress_line_says_what_the_batch_waits_for(
+    journal: Journal, path: Path, caplog: pytest.LogCaptureFixture
+):
+    first, last = chain(2)
+    judged(journal, first)
+    journal.record_turn(last)
+    stop = threading.Event()
+    with caplog.at_level(logging.INFO, "openclaw_rl.rollout"):
+        args = arguments(path, 16, stop_event=stop, while_waiting=stop.set)
+        assert generate_rollout(args, 3, None).samples == []
+    assert "[rollout] 3: 1 of 16 turns ready; 1 wait for a next state, 0 are judged" in caplog.text
+
+
+def test_merged_turns_stay_in_the_steps_of_their_turns(journal: Journal, path: Path):
+    """Which turns share a step must not depend on what is merged."""
+    turns = chain(4)
+    for rec in turns:
+        judged(journal, rec)
+    for n in range(4):
+        judged(journal, record(f"o{n}", session_id=f"o{n}", created=101.5 + n))
+    samples = samples_of(generate_rollout(arguments(path, 8, segment_steps=2), 0, None))
+    by_step = {0: set(), 1: set()}
+    for sample in samples:
+        by_step[sample.metadata["step"]] |= set(turn_ids([sample]))
+    ordered = ["s1-0", "s1-1", "o0", "s1-2", "o1", "s1-3", "o2", "o3"]  # by their age
+    assert by_step == {0: set(ordered[:4]), 1: set(ordered[4:])}
+    assert len({sample.index for sample in samples}) == len(samples)
+
+
+def test_a_host_that_recomputes_at_any_temperature_is_told_each_turns_own(
+    journal: Journal, path: Path
+):
+    judged(journal, record("cool", sampling={"temperature": 0.25}))
+    judged(journal, record("plain", session_id="b", sampling={}))
+    judged(journal, record("cut", session_id="c", sampling={"temperature": 0.25, "top_p": 0.9}))
+    args = arguments(path, 2, rollout_temperature=1.0, any_temperature=True)
+    samples = samples_of(generate_rollout(args, 0, None))
+    told = {t["turn_id"]: t["temperature"] for s in samples for t in s.metadata["turns"]}
+    assert told == {"cool": 0.25, "plain": 1.0}
+    assert journal.outcomes().dropped == {"sampling": 1}
 
 
 def test_stale_and_misfitting_turns_are_dropped_and_counted(journal: Journal, path: Path):
@@ -277,7 +308,7 @@ def test_stale_and_misfitting_turns_are_dropped_and_counted(journal: Journal, pa
     judged(journal, record("fits", session_id="c", output_versions=["4", "12", "12"]))
     output = generate_rollout(arguments(path, 1, rollout_temperature=1.0), 0, None)
     assert turn_ids(samples_of(output)) == ["fits"]
-    assert journal.fates().dropped == {"stale": 1, "temperature": 1}
+    assert journal.outcomes().dropped == {"stale": 1, "sampling": 1}
     assert output.metrics["rollout/dropped_stale"] == 1
     assert output.metrics["rollout/age_versions_max"] == 8
 
@@ -286,7 +317,7 @@ def test_without_a_published_version_the_newest_turn_tells_it(journal: Journal, 
     judged(journal, record("old", output_versions=["1"] * 3, created=1.0))
     judged(journal, record("new", session_id="b", output_versions=["10"] * 3, created=2.0))
     assert turn_ids(samples_of(generate_rollout(arguments(path, 1), 0, None))) == ["new"]
-    assert journal.fates().dropped == {"stale": 1}
+    assert journal.outcomes().dropped == {"stale": 1}
 
 
 def test_case_33_an_unfinished_lease_is_taken_up_again(journal: Journal, path: Path):
@@ -300,7 +331,7 @@ def test_case_33_an_unfinished_lease_is_taken_up_again(journal: Journal, path: P
     other = samples_of(generate_rollout(args, 6, None))
     assert not set(turn_ids(other)) & set(turn_ids(before))
     assert journal.give_back(5, "h", 300.0) == 2
-    assert journal.fates().ready == 2
+    assert journal.outcomes().ready == 2
 
 
 def test_case_30_a_lease_with_nothing_left_to_train_makes_no_step(journal: Journal, path: Path):
@@ -312,10 +343,10 @@ def test_case_30_a_lease_with_nothing_left_to_train_makes_no_step(journal: Journ
     waiting = Background(arguments(path, 1))
     judged(journal, record("good", session_id="s2"))
     assert turn_ids(samples_of(waiting.result())) == ["good"]
-    fates = journal.fates()
-    assert fates.dropped == {"misaligned": 1}
-    assert fates.counters["empty_batches"] == 1
-    assert fates.leased == 1
+    outcomes = journal.outcomes()
+    assert outcomes.dropped == {"misaligned": 1}
+    assert outcomes.counters["empty_batches"] == 1
+    assert outcomes.leased == 1
 
 
 def test_two_hosts_never_get_the_same_turn(journal: Journal, path: Path):

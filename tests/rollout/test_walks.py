@@ -104,7 +104,7 @@ async def walk(folder: Path, model: Path, steps: list[dict[str, Any]]) -> None:
             assert list(turn.prompt_ids) == sampled[turn.turn_id].ids
             assert list(turn.output_ids) == sampled[turn.turn_id].sent
         turns = ready(served)
-        assert served.journal.fates().balanced()
+        assert served.journal.outcomes().balanced()
         if turns:
             args = arguments(served.config.journal_path, len(turns), max_staleness=10_000)
             output = await asyncio.to_thread(generate_rollout, args, 0, None)

@@ -58,7 +58,8 @@ class Client:
 
     def commit(self, placement: Placement, reply: dict[str, Any]) -> str:
         turn_id = next(self.ids)
-        self.hashes[turn_id] = self.tracker.commit(placement, turn_id, reply, self.now)
+        head = self.tracker.commit(placement, turn_id, reply, self.now)
+        self.hashes[turn_id] = head.node_hash
         return turn_id
 
     def turn(self, request: RequestView, reply: dict[str, Any]) -> tuple[Placement, str]:

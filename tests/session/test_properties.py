@@ -173,7 +173,7 @@ class World:
         state = placement.next_state
         if state is not None:  # two requests under way: the journal keeps the first
             self.next_states.setdefault(state.turn_id, state.messages)
-        node = self.tracker.commit(placement, turn, reply, self.now)
+        node = self.tracker.commit(placement, turn, reply, self.now).node_hash
         assert node == extend(placement.history_hash, reply)
 
     def check(self, person: Person, request: RequestView, placement: Placement, side: bool) -> None:

@@ -7,13 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.session.segments import Segment, SegmentTurn, Span, build_segments
+from openclaw_rl.session.segments import Segment, Span, build_segments
+from openclaw_rl.types import Turn
+
+
+def head(turn_id: str, parent_id: str | None, prompt_len: int, output_len: int) -> Turn:
+    """A turn whose prompt begins with all of its parent's tokens."""
+    return Turn(
+        turn_id=turn_id,
+        session_id="s",
+        parent_id=parent_id,
+        shares_tokens=parent_id is not None,
+        prompt_len=prompt_len,
+        output_len=output_len,
+    )
+
+
+def ids(turns: list[Turn]) -> set[str]:
+    return {turn.turn_id for turn in turns}
 
 
 @st.composite
 def forests(draw: st.DrawFn):
     """Turns with real tokens: some continue an earlier one token for token, some do not."""
-    turns: list[SegmentTurn] = []
+    turns: list[Turn] = []
     tokens: dict[str, list[int]] = {}
     outputs: dict[str, list[int]] = {}
     fresh = itertools.count()
@@ -24,25 +41,18 @@ def forests(draw: st.DrawFn):
         before = [] if parent is None else tokens[f"t{parent}"]
         prompt = [*before, *added]
         tokens[f"t{n}"], outputs[f"t{n}"] = prompt + output, output
-        turns.append(
-            SegmentTurn(
-                f"t{n}",
-                None if parent is None else f"t{parent}",
-                len(prompt),
-                len(output),
-                draw(st.booleans()),
-            )
-        )
+        above = None if parent is None else f"t{parent}"
+        turns.append(head(f"t{n}", above, len(prompt), len(output)))
     order = draw(st.permutations(turns))
-    return order, tokens, outputs
+    wanted = draw(st.sets(st.sampled_from(sorted(tokens))))
+    return order, wanted, tokens, outputs
 
 
 @given(forest=forests())
 def test_each_sampled_token_is_in_exactly_one_place(forest):
-    turns, tokens, outputs = forest
-    segments = build_segments(turns)
+    turns, wanted, tokens, outputs = forest
+    segments = build_segments(turns, wanted)
     members = [span for segment in segments for span in segment.members]
-    wanted = [turn.turn_id for turn in turns if turn.wanted]
     assert sorted(span.turn_id for span in members) == sorted(wanted)
     for segment in segments:
         assert segment.members[-1].turn_id == segment.leaf_id
@@ -59,7 +69,7 @@ def test_each_sampled_token_is_in_exactly_one_place(forest):
 
 @given(forest=forests())
 def test_there_are_as_few_segments_as_possible(forest):
-    turns, _, _ = forest
+    turns, wanted, _, _ = forest
     parents = {turn.turn_id: turn.parent_id for turn in turns}
 
     def ancestors(turn_id: str) -> set[str]:
@@ -69,34 +79,33 @@ def test_there_are_as_few_segments_as_possible(forest):
             turn_id = above
         return found
 
-    wanted = {turn.turn_id for turn in turns if turn.wanted}
     # No two of these lie on one chain, so each needs a segment of its own.
     ends = wanted - {above for turn_id in wanted for above in ancestors(turn_id)}
-    assert {segment.leaf_id for segment in build_segments(turns)} == ends
+    assert {segment.leaf_id for segment in build_segments(turns, wanted)} == ends
 
 
 def test_a_session_that_keeps_history_costs_its_own_length():
     turns, length = [], 0
     for n in range(20):
-        turns.append(SegmentTurn(f"t{n}", f"t{n - 1}" if n else None, length + 30, 50))
+        turns.append(head(f"t{n}", f"t{n - 1}" if n else None, length + 30, 50))
         length += 80
-    [segment] = build_segments(turns)
+    [segment] = build_segments(turns, ids(turns))
     assert len(segment.members) == 20
     assert segment.members[-1].end == length  # distinct tokens, each once: a ratio of 1
 
 
 def test_case_25_a_template_that_drops_reasoning_makes_separate_segments():
-    turns = [SegmentTurn(f"t{n}", None, 30 + 40 * n, 50) for n in range(3)]
-    assert build_segments(turns) == [
+    turns = [head(f"t{n}", None, 30 + 40 * n, 50) for n in range(3)]
+    assert build_segments(turns, ids(turns)) == [
         Segment(turn.turn_id, (Span(turn.turn_id, turn.prompt_len, turn.prompt_len + 50),))
         for turn in turns
     ]
 
 
 def test_what_branches_shares_its_trunk_once():
-    trunk = SegmentTurn("a", None, 5, 5)
-    left, right = SegmentTurn("l", "a", 12, 3), SegmentTurn("r", "a", 13, 3)
-    assert build_segments([trunk, left, right]) == [
+    trunk = head("a", None, 5, 5)
+    left, right = head("l", "a", 12, 3), head("r", "a", 13, 3)
+    assert build_segments([trunk, left, right], {"a", "l", "r"}) == [
         Segment("l", (Span("a", 5, 10), Span("l", 12, 15))),
         Segment("r", (Span("r", 13, 16),)),
     ]
@@ -104,31 +113,33 @@ def test_what_branches_shares_its_trunk_once():
 
 def test_turns_that_are_not_wanted_join_what_is():
     chain = [
-        SegmentTurn("a", None, 5, 5),
-        SegmentTurn("b", "a", 12, 3, wanted=False),
-        SegmentTurn("c", "b", 20, 4),
-        SegmentTurn("d", "c", 30, 4, wanted=False),
+        head("a", None, 5, 5),
+        head("b", "a", 12, 3),
+        head("c", "b", 20, 4),
+        head("d", "c", 30, 4),
     ]
-    assert build_segments(chain) == [Segment("c", (Span("a", 5, 10), Span("c", 20, 24)))]
-    assert build_segments([]) == []
-    assert build_segments(chain[1:2]) == []
+    assert build_segments(chain, {"a", "c"}) == [
+        Segment("c", (Span("a", 5, 10), Span("c", 20, 24)))
+    ]
+    assert build_segments([], {"a"}) == []
+    assert build_segments(chain, set()) == []
 
 
 def test_a_long_chain_is_fast():
-    turns = [SegmentTurn(f"t{n}", f"t{n - 1}" if n else None, 10 * n + 5, 5) for n in range(20000)]
+    turns = [head(f"t{n}", f"t{n - 1}" if n else None, 10 * n + 5, 5) for n in range(20000)]
     random.Random(0).shuffle(turns)
-    [segment] = build_segments(turns)
+    [segment] = build_segments(turns, ids(turns))
     assert len(segment.members) == 20000
 
 
 @pytest.mark.parametrize(
     "turns",
     [
-        [SegmentTurn("a", None, 1, 1), SegmentTurn("a", None, 1, 1)],
-        [SegmentTurn("a", None, 5, 5), SegmentTurn("b", "a", 9, 1)],
-        [SegmentTurn("a", "b", 5, 0), SegmentTurn("b", "a", 5, 0)],
+        [head("a", None, 1, 1), head("a", None, 1, 1)],
+        [head("a", None, 5, 5), head("b", "a", 9, 1)],
+        [head("a", "b", 5, 0), head("b", "a", 5, 0)],
     ],
 )
 def test_what_cannot_be_is_refused(turns):
     with pytest.raises(ValueError, match=r"named twice|shorter|itself"):
-        build_segments(turns)
+        build_segments(turns, ids(turns))

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import pickle
 import time
-from dataclasses import replace
 
 import pytest
 
 from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.session.types import NodeState
+from openclaw_rl.session.tree import Tree
+from openclaw_rl.types import Turn
 from tests.session.helpers import Client, assistant, system, texts, tool, user, view
 
 Q, A = user("hello"), assistant("hi, what can I do?")
@@ -289,18 +290,18 @@ def test_case_18_one_endless_session_forgets_its_beginning():
         assert turn == f"t{n + 1}"
         history += [assistant(f"a{n}"), user(f"q{n + 1}")]
     assert client.tracker.turns == 5
-    assert not client.tracker._tree._histories.get(("", client.hashes["t1"]))
+    first = client.place(view(user("q0"), assistant("a0"), user("x"), session="s"))
+    assert first.parent_id is None
 
 
 def test_case_18_evicted_turns_leave_nothing_behind():
-    tracker = Tracker(max_turns=1)
-    client = Client(tracker)
-    for n in range(50):
-        client.turn(view(user(f"q{n}"), session=f"s{n}"), assistant("a"))
-    tree = tracker._tree
-    for index in (tree._histories, tree._in_session, tree._likenesses, tree._requests):
-        assert len(index._nodes) == 1
-    assert len(tree._sessions) == 1
+    tree, sizes = Tree(max_turns=1), []
+    for n in range(100, 150):
+        hashes = {"node_hash": f"chain{n}.2-first-{n}", "request_hash": f"request{n}"}
+        tree.add(Turn(turn_id=f"t{n}", session_id=f"s{n}", **hashes))
+        sizes.append(len(pickle.dumps(tree)))
+    assert len(tree) == 1
+    assert set(sizes) == {sizes[0]}
 
 
 def test_case_19_the_last_turn_has_no_next_state():
@@ -354,24 +355,21 @@ def test_case_25_of_two_that_said_the_same_the_one_in_this_history_is_known():
 
 def test_restore_gives_the_same_placements():
     client = Client()
-    states: list[NodeState] = []
+    heads: list[Turn] = []
 
     def turn(request, reply):
         placement, turn_id = client.turn(request, reply)
-        states.append(
-            NodeState(turn_id, placement.session_id, placement.source, placement.owner,
-                      placement.kind, placement.parent_id, client.hashes[turn_id],
-                      placement.request_hash, False, client.now)
-        )  # fmt: skip
+        heads.append(placement.head(turn_id, client.now))
+        heads[-1].node_hash = client.hashes[turn_id]
         if placement.next_state:
-            at = next(i for i, s in enumerate(states) if s.turn_id == placement.next_state.turn_id)
-            states[at] = replace(states[at], has_next_state=True)
+            at = next(i for i, s in enumerate(heads) if s.turn_id == placement.next_state.turn_id)
+            heads[at].next_state = ()
 
     turn(view(Q, session="s"), A)
     turn(view(Q, A, user("x"), session="s"), assistant("y"))
     turn(view(Q), A)
     again = Tracker()
-    again.restore(reversed(states))
+    again.restore(reversed(heads))
     for request in (
         view(Q, A, user("x"), session="s"),
         view(Q, A, user("x"), assistant("y"), user("z"), session="s"),

@@ -11,6 +11,7 @@ from openclaw_rl.errors import HookError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.slime import compute_advantages, convert_samples_to_train_data
 from openclaw_rl.slime.samples import Shape, fill
+from openclaw_rl.types import TopK
 from tests.slime.kit import tensors
 
 NAN = math.nan
@@ -106,9 +107,8 @@ def test_case_31_mixed_teachers_are_nan_where_there_is_none():
 
 
 def test_top_k_values_have_one_width():
-    topk = {"ids": [[4, 5]] * 2, "log_probs": [[-0.1, NAN]] * 2}
     known = single()
-    known.metadata["topk"] = topk
+    known.metadata["topk"] = TopK([[4, 5]] * 2, [[-0.1, NAN]] * 2)
     first, second = convert_samples_to_train_data(Namespace(), [merged(), known])["source_names"]
     assert first.tokens.topk_ids.tolist() == [[-1, -1]] * 6
     assert first.tokens.topk_log_probs.isnan().all()

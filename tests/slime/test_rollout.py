@@ -110,7 +110,7 @@ def test_each_step_has_as_many_rollouts_as_slime_counts(run, path: Path, seed: i
     seen = Counter(turn["turn_id"] for s in samples for turn in s.metadata["turns"])
     assert set(seen.values()) == {1}
     assert output.metrics["rollout/fillers"] == sum("filler" in s.metadata for s in samples)
-    assert output.metrics["rollout/fates/leased"] == turns
+    assert output.metrics["rollout/outcomes/leased"] == turns
 
 
 def test_a_short_lease_that_is_taken_up_again_is_spread_over_the_steps(run, path: Path):
