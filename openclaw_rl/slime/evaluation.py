@@ -13,9 +13,8 @@ import logging
 import math
 from typing import Any
 
-from openclaw_rl.config import Config
+from openclaw_rl.config import Config, hook_args
 from openclaw_rl.errors import ConfigError, HookError
-from openclaw_rl.hook_args import hook_args
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.journal import Journal
 from openclaw_rl.judge.models import Models

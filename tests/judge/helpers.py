@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from openclaw_rl.hook_args import hook_args
-from openclaw_rl.settings import Config
 
+from openclaw_rl.config import Config, hook_args
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.worker import JudgeWorker
