@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 
 from openclaw_rl.errors import ConfigError, EngineError, EngineUnavailable, JournalError
 from openclaw_rl.hooks import load_hook
-from openclaw_rl.journal.judging import MAX_ATTEMPTS
-from openclaw_rl.journal.store import Journal
+from openclaw_rl.journal.store import MAX_ATTEMPTS, Journal
 from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.reward import (
     TEACHER_KEYS,
