@@ -122,7 +122,6 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
     from openclaw_rl.local import data as d
     from openclaw_rl.local.learner import Learner
     from openclaw_rl.local.model import LoadedModel, LoraSpec
-    from openclaw_rl.local.train_args import complete
     from openclaw_rl.rollout.train_data import convert
 
     loaded = LoadedModel.load(folder, device="cuda", dtype="bfloat16", lora=LoraSpec(rank=rank))
@@ -134,7 +133,7 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
             max_logprob_diff=0,  # made-up tokens
             max_grad_norm_skip=0,
         )
-        args = complete(hook_args(Config(train=train)), on_gpu=True)
+        args = hook_args(Config(train=train))
         learner = Learner(args, loaded.trainer_model())
         held = torch.cuda.memory_allocated()
         tokens = torch.randint(10, loaded.vocab_size - 10, (sample,)).tolist()

@@ -668,6 +668,8 @@ def hook_args(config: Config) -> Namespace:
         "journal_path": str(config.journal_path),
         "save": str(config.checkpoint_dir),
         "host_name": "local",
+        "segment_steps": train.num_steps_per_rollout,
+        "any_temperature": True,  # the local trainer learns each turn at its own
         # engine
         "engine_url": engine.url.rstrip("/") or None,
         "engine_kind": engine.kind if engine.url else "embedded",

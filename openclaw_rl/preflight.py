@@ -16,7 +16,7 @@ from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.local.device import device_of
-from openclaw_rl.local.train_args import needs_of
+from openclaw_rl.local.external import needs_of
 from openclaw_rl.replay import files
 from openclaw_rl.replay.files import ReplayError
 from openclaw_rl.replay.run import new_files

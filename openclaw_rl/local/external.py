@@ -20,8 +20,8 @@ import hashlib
 import logging
 import shutil
 import tempfile
+import time
 from argparse import Namespace
-from collections.abc import Callable
 from concurrent import futures
 from dataclasses import asdict
 from pathlib import Path
@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from openclaw_rl.engine.client import open_engine
-from openclaw_rl.engine.survey import Survey, survey
+from openclaw_rl.engine.survey import Needs, Survey, survey
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
 from openclaw_rl.journal import Journal
+from openclaw_rl.judge.teacher import teacher_list
 from openclaw_rl.local import checkpoint
-from openclaw_rl.local.train_args import needs_of
 
 if TYPE_CHECKING:
     import torch
@@ -50,18 +50,19 @@ _LISTEN_SECONDS = 2.0
 _PUBLISH_SECONDS = 330
 """A little longer than the engine client waits for an adapter to be loaded."""
 
-Announce = Callable[[str, str, dict[str, Any]], None]
+
+def needs_of(args: Namespace) -> Needs:
+    """What these settings ask of the engine that samples."""
+    top_k = args.opd_top_k if args.w_opd else 0
+    return Needs(args.rollout_temperature, teacher_list(top_k))
 
 
 class ExternalEngine:
     """See `host.Serving`. Its state: `_newest`, what should be served; `current`, what is; what the
     engine said of itself; which names it refused, and why."""
 
-    def __init__(
-        self, args: Namespace, journal: Journal, announce: Announce, context_length: int
-    ) -> None:
-        self._args, self._journal, self._announce_role = args, journal, announce
-        self._context_length = context_length
+    def __init__(self, args: Namespace, journal: Journal, context_length: int) -> None:
+        self._args, self._journal, self._context_length = args, journal, context_length
         self._engine_url: str = args.engine_url
         self._kind: str = args.engine_kind
         self._root = Path(args.save).expanduser()
@@ -272,9 +273,9 @@ class ExternalEngine:
             return
         if refused:
             self._journal.count("adapter_refused")
-        self._announce_role("policy", self._engine_url, policy)
-        for role in ("judge", "teacher"):
-            self._announce_role(role, self._engine_url, {**info, "weight_version": "base"})
+        base, now = {**info, "weight_version": "base"}, time.time()
+        for role, about in (("policy", policy), ("judge", base), ("teacher", base)):
+            self._journal.publish(role, self._engine_url, about, now)
         self._announced = policy
 
 

@@ -7,8 +7,7 @@ layer give the model's own logits, so that no model type is trained on other num
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,12 +20,10 @@ class PolicyForward:
     """Hidden states and logits of a PEFT causal LM. Not thread-safe; one per trainer."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.model, self.causal = model, model.get_base_model()
         self.backbone: nn.Module = self.causal.get_decoder()
         self.head: nn.Module = self.causal.get_output_embeddings()
-        config = self.causal.config
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        text = self.causal.config.get_text_config()
         self.softcap = getattr(text, "final_logit_softcapping", None)
         # Cohere multiplies its logits, Granite divides them.
         self.scale = getattr(text, "logit_scale", None) or 1.0
@@ -52,12 +49,6 @@ class PolicyForward:
         if self.softcap:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits[None]  # type: ignore[no-any-return]
-
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """Within it the adapter is off: the base model."""
-        with self.model.disable_adapter():
-            yield
 
     @torch.no_grad()
     def check(self) -> None:
@@ -103,7 +94,7 @@ def mix_precision(model: nn.Module) -> None:
 
 def enable_checkpointing(model: Any) -> None:
     """Recompute activations in the backward pass. Dropout stays off: see `silence_dropout`."""
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = model.get_base_model()
     kwargs = {"use_reentrant": False}
     if hasattr(causal, "activation_checkpointing_enable"):  # its name from transformers 5 on
         causal.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)

@@ -1,4 +1,4 @@
-"""The embedded host: a trainer, and what serves its weights, in one process.
+"""The local host: a trainer, and what serves its weights, in one process.
 
 The weights are served by the embedded engine, over the trainer's own copy of the base
 (`embedded.py`), or as adapters by an external engine (`external.py`).
@@ -38,7 +38,6 @@ from openclaw_rl.local.device import device_of
 from openclaw_rl.local.embedded import Embedded
 from openclaw_rl.local.external import ExternalEngine
 from openclaw_rl.local.model import LoadedModel, LoraSpec
-from openclaw_rl.local.train_args import complete
 from openclaw_rl.local.trainer import Trainer
 
 log = logging.getLogger("openclaw_rl.host")
@@ -55,44 +54,23 @@ class Serving(Protocol):
     url: str | None
 
     async def start(self, version: int) -> None:
-        """Serve the checkpoint of this version, and say where."""
-        ...
+        """Serve the checkpoint of this version, and publish the address."""
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
         """Serve a newer one, saved already."""
-        ...
 
     async def watch(self) -> None:
         """Called twice a second. Raises EngineError where serving has ended."""
-        ...
 
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:
+        """Whether training should wait for requests under way."""
 
     async def close(self) -> None: ...
 
 
-async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` was done before `stopping`, which ends it."""
-    working = asyncio.ensure_future(work)
-    stopped = asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working
-        return working.done()
-    finally:
-        working.cancel()
-        stopped.cancel()
-
-
 def run_host(args: Namespace) -> None:
-    """Serve and train until SIGTERM or SIGINT. Raises `ConfigError` before anything is served,
-    `EngineError` where the engine died.
-
-    Reads `hf_checkpoint`, `dtype`, `device`, `lora_rank`, `lora_alpha`, `seed`, `journal_path`,
-    `engine_port`, `engine_max_streams`, `engine_kv_tokens`, `engine_threads`,
-    `context_length`, `train_threads`, and what `train_args.complete` names.
-    """
+    """Serve and train until SIGTERM or SIGINT. `args`: see `config.hook_args`. Raises `ConfigError`
+    or `JournalError` before anything is served, `EngineError` where the engine died."""
     asyncio.run(Host(args).run())
 
 
@@ -100,59 +78,44 @@ class Host:
     """One run of the host. `started` is set once requests are served; `stop` ends the run."""
 
     def __init__(self, args: Namespace) -> None:
+        self.stop, self.started = threading.Event(), threading.Event()
+        self.args = args = Namespace(**vars(args) | {"stop_event": self.stop})
         device = device_of(args.device)
-        self.args = complete(args, on_gpu=device.type == "cuda")
         self._alone = trainer_lock(args.journal_path)
-        self.stop = threading.Event()
-        self.args.stop_event = self.stop  # the rollout function waits on it
-        self.started = threading.Event()
-        half = max(1, (os.cpu_count() or 2) // 2)
-        self.train_threads = args.train_threads or half
-        spec = LoraSpec(
-            rank=args.lora_rank,
-            alpha=args.lora_alpha,
-        )
+        lora = LoraSpec(rank=args.lora_rank, alpha=args.lora_alpha)
         fingerprint: Fingerprint = {
             "base": model_fingerprint(args.hf_checkpoint),
-            "lora_rank": spec.rank,
-            "lora_alpha": spec.alpha,
-            "target_modules": str(spec.target_modules),
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "target_modules": str(lora.target_modules),
         }
-        checkpoints = Checkpoints(
-            Path(self.args.save).expanduser(), fingerprint, self.args.keep_checkpoints
-        )
+        checkpoints = Checkpoints(Path(args.save).expanduser(), fingerprint, args.keep_checkpoints)
         checkpoints.check()
         self.journal = Journal.open(args.journal_path)
         self.journal.bind(fingerprint)
         began = time.monotonic()
         self.loaded = LoadedModel.load(
-            args.hf_checkpoint,
-            dtype=args.dtype,
-            device=device,
-            lora=spec,
+            args.hf_checkpoint, dtype=args.dtype, device=device, lora=lora
         )
+        half = max(1, (os.cpu_count() or 2) // 2)
+        self.train_threads = args.train_threads or half
         self.serving: Serving
         if args.engine_url:
             context = args.context_length or self.loaded.context_length
-            self.serving = ExternalEngine(self.args, self.journal, self._announce, int(context))
+            self.serving = ExternalEngine(args, self.journal, context)
         else:
-            self.serving = Embedded(self.args, self.loaded, half, self._announce)
+            self.serving = Embedded(args, self.loaded, half, self._announce)
         self.trainer = Trainer(
-            self.args,
-            self.loaded.trainer_model(self.args.seed),
+            args,
+            self.loaded.trainer_model(args.seed),
             self.journal,
             checkpoints,
             self.serving.publish,
             give_way=self._give_way,
             stop=self.stop,
         )
-        log.info(
-            "[host] %s loaded in %.1f s (%s, %s)",
-            type(self.loaded.model).__name__,
-            time.monotonic() - began,
-            str(self.loaded.dtype).removeprefix("torch."),
-            device,
-        )
+        log.info("[host] %s loaded in %.1f s (%s, %s)", type(self.loaded.model).__name__,
+                 time.monotonic() - began, self.loaded.dtype, device)  # fmt: skip
 
     @property
     def url(self) -> str | None:
@@ -205,12 +168,12 @@ class Host:
         torch.set_num_threads(self.train_threads)  # of this thread only
         try:
             self.trainer.run()
-        except OpenClawRLError as error:
-            log.error("[train] training has stopped, serving goes on: %s", error)
-            self.journal.count("training_stopped")
         except Exception as error:
             if not self.stop.is_set():
-                log.exception("[train] training has stopped, serving goes on: %s", type(error))
+                # Of others' errors the type, but not the message: it may quote a conversation.
+                why = error if isinstance(error, OpenClawRLError) else type(error).__name__
+                log.error("[train] training has stopped, serving goes on: %s", why)
+                log.debug("[train] traceback", exc_info=error)
                 self.journal.count("training_stopped")
 
     def _announce(self, role: str, url: str, info: dict[str, Any]) -> None:
@@ -221,3 +184,16 @@ class Host:
         until = time.monotonic() + GIVE_WAY_SECONDS
         while self.serving.busy() and time.monotonic() < until and not self.stop.is_set():
             time.sleep(0.005)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` was done before `stopping`, which ends it."""
+    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
+    finally:
+        working.cancel()
+        stopped.cancel()

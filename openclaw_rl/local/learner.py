@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.errors import HookError, OpenClawRLError
+from openclaw_rl.hooks import load_hook
 from openclaw_rl.local import data as d
 from openclaw_rl.local.forward import (
     PolicyForward,
@@ -29,8 +30,9 @@ from openclaw_rl.local.forward import (
     mix_precision,
     silence_dropout,
 )
-from openclaw_rl.local.train_args import hook
 from openclaw_rl.losses.backends import Plain
+
+_LOSS_FLAG, _ADVANTAGE_FLAG = "--custom-loss-function-path", "--custom-advantage-function-path"
 
 
 @dataclass(slots=True)
@@ -60,16 +62,24 @@ class Learner:
     def __init__(
         self, args: Namespace, model: Any, give_way: Callable[[], None] = lambda: None
     ) -> None:
-        loss_hook = hook(args, "custom_loss_function_path", "custom_loss")
-        if loss_hook is None:
-            raise HookError("--custom-loss-function-path: no loss is named")
         self.args, self.model, self.give_way = args, model, give_way
-        self.loss_hook = loss_hook
-        self.advantage_hook = hook(args, "custom_advantage_function_path", "advantages")
+        self.loss_hook = load_hook(
+            args.custom_loss_function_path, default_name="custom_loss", flag=_LOSS_FLAG
+        )
+        self.advantage_hook = None
+        if path := args.custom_advantage_function_path:
+            self.advantage_hook = load_hook(path, default_name="advantages", flag=_ADVANTAGE_FLAG)
         model.eval()
         silence_dropout(model)
         mix_precision(model)
-        if args.gradient_checkpointing:
+        self.forward = PolicyForward(model)
+        self.forward.check()
+        on_gpu = self.forward.device.type == "cuda"
+        self.budget: int = args.max_tokens_per_gpu or (4096 if on_gpu else 512)
+        """Tokens of a micro-batch, padding included."""
+        if args.gradient_checkpointing == "on" or (
+            args.gradient_checkpointing == "auto" and on_gpu
+        ):
             enable_checkpointing(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         for p in self.parameters:
@@ -82,8 +92,6 @@ class Learner:
             eps=args.adam_eps,
             weight_decay=args.weight_decay,
         )
-        self.forward = PolicyForward(model)
-        self.forward.check()
 
     def learn(self, data: d.RolloutData) -> list[StepReport]:
         """Train on one rollout, in `args.num_steps_per_rollout` steps. Raises `HookError`."""
@@ -94,14 +102,14 @@ class Learner:
         ]
         everything = [unit for units, _ in steps for unit in units]
         if args.use_kl_loss:
-            with self.forward.reference():
+            with self.model.disable_adapter():  # the base
                 data["ref_log_probs"] = self._score(data, everything)
         if self.advantage_hook is not None or len(steps) > 1:
             data["log_probs"] = self._score(data, everything)
         if self.advantage_hook is None:
             d.default_advantages(data)
         else:
-            _call(self.advantage_hook, "--custom-advantage-function-path", args, data)
+            _call(self.advantage_hook, _ADVANTAGE_FLAG, args, data)
             _check_advantages(data)
         return [self._step(data, units, turns) for units, turns in steps]
 
@@ -149,10 +157,8 @@ class Learner:
             report.compared_tokens += known.numel()
             if known.numel():
                 report.logprob_diff_max = max(report.logprob_diff_max, float(known.max()))
-        loss, metrics = _call(
-            self.loss_hook, "--custom-loss-function-path",
-            args, batch, logits, d.reducer(units, batch["loss_masks"]),
-        )  # fmt: skip
+        reduce = d.reducer(units, batch["loss_masks"])
+        loss, metrics = _call(self.loss_hook, _LOSS_FLAG, args, batch, logits, reduce)
         share = loss / report.turns
         report.loss += float(share.detach())
         for name, value in metrics.items():
@@ -197,7 +203,7 @@ class Learner:
         (`d.hidden_rows`)."""
         samples = sorted({u.sample for u in units})
         lengths = [data["total_lengths"][i] for i in samples]
-        for places in d.micro_batches(lengths, self.args.max_tokens_per_gpu):
+        for places in d.micro_batches(lengths, self.budget):
             self.give_way()
             group = [samples[place] for place in places]
             own = [unit for unit in units if unit.sample in group]
@@ -234,7 +240,7 @@ def _check_advantages(data: d.RolloutData) -> None:
     values = data.get("advantages")
     if values is None or [v.numel() for v in values] != data["response_lengths"]:
         raise HookError(
-            "--custom-advantage-function-path: rollout_data['advantages'] must have one 1-D tensor "
-            "a sample with one value a response token"
+            f"{_ADVANTAGE_FLAG}: rollout_data['advantages'] must have one 1-D tensor a sample "
+            "with one value a response token"
         )
     data.setdefault("returns", [v.clone() for v in values])

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 
 from openclaw_rl.errors import ConfigError, HookError, JournalError
-from openclaw_rl.hooks import Sample
+from openclaw_rl.hooks import Sample, load_hook
 from openclaw_rl.journal import Journal
 from openclaw_rl.local import data as d
 from openclaw_rl.local.checkpoint import Checkpoints, TrainState
 from openclaw_rl.local.learner import Learner, StepReport
-from openclaw_rl.local.train_args import hook
 from openclaw_rl.rollout.train_data import convert, flatten, turn_ids
 
 log = logging.getLogger("openclaw_rl.train")
@@ -64,11 +63,15 @@ class Trainer:
         self.checkpoints, self.publish = checkpoints, publish
         self.give_way, self.stop, self.clock = give_way, stop or threading.Event(), clock
         self.learner = Learner(args, model, self._pause)
-        rollout = hook(args, "rollout_function_path", "generate_rollout")
-        if rollout is None:
-            raise HookError("--rollout-function-path: no rollout function is named")
-        self.rollout: Callable[..., Any] = rollout
-        self.convert = hook(args, "custom_convert_samples_to_train_data_path", "convert") or convert
+        self.rollout = load_hook(
+            args.rollout_function_path,
+            default_name="generate_rollout",
+            flag="--rollout-function-path",
+        )
+        self.convert = convert
+        if path := args.custom_convert_samples_to_train_data_path:
+            flag = "--custom-convert-samples-to-train-data-path"
+            self.convert = load_hook(path, default_name="convert", flag=flag)
         self.state = TrainState()
         self.failed = (-1, 0)  # rollout, and how often learning it has failed
 

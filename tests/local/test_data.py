@@ -10,11 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.config import Config, hook_args
-from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.errors import HookError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.local import data as d
-from openclaw_rl.local.train_args import complete
 from openclaw_rl.rollout.train_data import convert
 from tests.local.tiny import conversation
 
@@ -165,15 +163,3 @@ def test_reward_key_names_the_score_of_a_dict():
     sample.reward = {"helpful": 0.5, "score": 1.0}
     assert convert(ARGS, [sample])["rewards"] == [1.0]
     assert convert(Namespace(reward_key="helpful"), [sample])["rewards"] == [0.5]
-
-
-def test_arguments_are_completed_and_refused():
-    args = hook_args(Config())
-    cpu, gpu = complete(args, on_gpu=False), complete(args, on_gpu=True)
-    assert (cpu.max_tokens_per_gpu, gpu.max_tokens_per_gpu) == (512, 4096)
-    assert (cpu.gradient_checkpointing, gpu.gradient_checkpointing) == (False, True)
-    args.gradient_checkpointing = "on"
-    assert complete(args, on_gpu=False).gradient_checkpointing
-    args.loss_type = "policy_loss"
-    with pytest.raises(ConfigError, match="policy_loss"):
-        complete(args, on_gpu=False)

@@ -49,10 +49,7 @@ class Stand:
         self.serving = self.host()
 
     def host(self, context_length: int = 0) -> ExternalEngine:
-        return ExternalEngine(self.args, self.journal, self._announce, context_length)
-
-    def _announce(self, role: str, url: str, info: dict[str, Any]) -> None:
-        self.journal.publish(role, url, info, time.time())
+        return ExternalEngine(self.args, self.journal, context_length)
 
     def save(self, version: int, weights: bytes = b"") -> None:
         folder = self.root / checkpoint.name_of(version)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import get_peft_model_state_dict
 
+from openclaw_rl.config import Config, RolloutConfig, TrainConfig, hook_args
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.journal import Journal
 from openclaw_rl.local import data as d
@@ -186,10 +187,9 @@ def test_several_steps_train_on_the_old_policys_log_probs(model):
 def test_merging_does_not_change_which_turns_share_a_step(tmp_path):
     """Four turns of one session, out of a real journal: two steps of two turns each."""
     path = tmp_path / "journal.db"
-    args = train_args(
-        tmp_path, journal_path=str(path), rollout_batch_size=4, session_share=1.0,
-        num_steps_per_rollout=2, max_logprob_diff=100.0, rollout_poll_seconds=0.01,
-    )  # fmt: skip
+    train = TrainConfig(num_steps_per_rollout=2, max_logprob_diff=0)
+    args = hook_args(Config(train=train, rollout=RolloutConfig(batch_size=4, session_share=1)))
+    args.journal_path = str(path)
     tokens = [1]
     with Journal.open(path) as journal:
         for n in range(4):

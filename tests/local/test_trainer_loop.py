@@ -338,10 +338,10 @@ def test_case_33_the_adapters_random_start_survives_too(tmp_path):
 
 def test_stop_in_a_step_gives_the_batch_back(tmp_path):
     books, rollout = world(turn_count=4)
-    t = make(tmp_path, books, rollout)
+    # Several micro-batches: the second one sees the stop.
+    t = make(tmp_path, books, rollout, max_tokens_per_gpu=1)
     t.resume()
     t.give_way = lambda: t.stop.set()
-    t.args.max_tokens_per_gpu = 1  # several micro-batches: the second one sees the stop
     before = weights(t.model).clone()
     t.run()
     assert torch.equal(weights(t.model), before)

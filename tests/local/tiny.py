@@ -10,7 +10,6 @@ import torch
 
 from openclaw_rl.config import Config, TrainConfig, hook_args
 from openclaw_rl.hooks import Sample
-from openclaw_rl.local.train_args import complete
 from openclaw_rl.types import TopK
 
 VOCAB = 61
@@ -43,7 +42,7 @@ def train_args(tmp_path: Any = "unused", **changes: Any) -> Namespace:
     """Complete trainer arguments; `changes` override."""
     train = TrainConfig(save=str(tmp_path), lr=1e-2, gradient_checkpointing="off")
     given = vars(hook_args(Config(train=train)))
-    return complete(Namespace(**(given | changes)), on_gpu=False)
+    return Namespace(**(given | changes))
 
 
 def conversation(
