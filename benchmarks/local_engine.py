@@ -14,12 +14,13 @@ import argparse
 import random
 import threading
 import time
+from functools import partial
 
 import torch
 
-from openclaw_rl.local.engine import EngineCore
+from openclaw_rl.local.engine import Chunk, EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec
-from openclaw_rl.local.request import Chunk, GenerateRequest, SamplingParams
+from openclaw_rl.local.sampling import GenerateRequest, SamplingParams
 
 
 def measure(
@@ -30,17 +31,16 @@ def measure(
     token."""
     clock = time.pthread_getcpuclockid(core._thread.ident or 0)
     lock, done = threading.Lock(), threading.Event()
-    counts: dict[str, int] = {}
+    counts: dict[int, int] = {}
     marks: dict[str, float] = {}
     left = streams
 
-    def deliver(chunks: list[tuple[str, Chunk]]) -> None:
+    def deliver(stream: int, chunk: Chunk) -> None:
         nonlocal left
         with lock:
             now = time.perf_counter()
-            for rid, chunk in chunks:
-                counts[rid] = counts.get(rid, 0) + len(chunk.tokens)
-                left -= chunk.finish is not None
+            counts[stream] = counts.get(stream, 0) + len(chunk.tokens)
+            left -= chunk.finish is not None
             if len(counts) == streams and "all" not in marks:
                 marks["all"] = now
                 marks["cpu"] = time.clock_gettime(clock)
@@ -57,12 +57,10 @@ def measure(
         size = prompt // 2 + draw.randrange(prompt)
         ids = [draw.randrange(vocab) for _ in range(size)]
         params = SamplingParams(max_new_tokens=new, ignore_eos=True)
-        rid = f"{streams}-{i}-{begin}"
-        request = GenerateRequest(ids, params, rid=rid, policy=policy, return_logprob=True)
-        core.submit(request, deliver)
+        request = GenerateRequest(input_ids=tuple(ids), sampling_params=params)
+        core.submit(request, partial(deliver, i), policy=policy)
     done.wait()
     made = sum(counts.values()) - marks["tokens"]
-    core.flush_cache().result()
     return {
         "tokens_per_second": made / (marks["end"] - marks["all"]),
         "tokens_per_cpu_second": made / marks["cpu"],

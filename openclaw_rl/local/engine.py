@@ -11,7 +11,9 @@ Guarantees:
 - a long prompt is computed in pieces between the steps of the others.
 
 Scheduling: policy before base, then order of arrival. One step is one forward pass over the next
-token of every sequence that generates, plus pieces of prompts.
+token of every sequence that generates, plus pieces of prompts, one draw for all rows, and one
+transfer of the results. What a row is given does not depend on who else is in the step (but for
+rounding).
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
-from openclaw_rl.local.cache import SlotPool
-from openclaw_rl.local.model import Adapter, LoadedModel
-from openclaw_rl.local.request import BASE_VERSION, Chunk, Deliver, GenerateRequest
-from openclaw_rl.local.sequence import Sequence
-from openclaw_rl.local.step import StepRunner
+from openclaw_rl.errors import EngineRefused, EngineUnavailable
+from openclaw_rl.local.cache import Row, Slot, SlotPool, StepPlan
+from openclaw_rl.local.model import LoadedModel
+from openclaw_rl.local.sampling import GenerateRequest, TokenScore, draw, likeliest, score
 
 log = logging.getLogger(__name__)
 
+BASE_VERSION = "base"
+"""The weight version that replies of the base model (no adapter) carry."""
 _SWITCH_SECONDS = 5e-4
 _LAST_FAILURE = 5  # in a row ends the engine; one bad request is tried no more than 3 times
-
-PauseMode = Literal["abort", "retract", "in_place"]
+_WORTH_WAITING = 64  # tokens of a common prompt
+_SCORE_ROWS = 64  # positions whose float32 logits are held at once while scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,56 @@ class EngineLimits:
     context_length: int | None = None
 
 
+class Chunk(NamedTuple):
+    """What one step gave one request: tokens of one weight version. `prompt` holds the prompt's
+    scores, in the first chunk; `finish` is SGLang's finish_reason, in the last one."""
+
+    version: str
+    cached_tokens: int
+    tokens: tuple[TokenScore, ...] = ()
+    prompt: tuple[TokenScore, ...] = ()
+    finish: dict[str, Any] | None = None
+
+
+Deliver = Callable[[Chunk], object]
+"""Called by the engine thread with each chunk of a request; must be quick and not block."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A request under way. `tokens` is prompt + output; the first `computed` of them have keys and
+    values in `slot`. The last token of a sequence that generates has none yet: feeding it makes
+    the next one."""
+
+    request: GenerateRequest
+    deliver: Deliver
+    policy: bool
+    order: int  # of arrival
+    tokens: list[int]
+    random: random.Random
+    counts: Tensor | None  # of output tokens, where penalties ask
+    slot: Slot | None = None
+    computed: int = 0
+    cached_tokens: int | None = None  # of the first admission
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    started: bool = False  # the prompt's scores are sent
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        return not self.policy, self.order
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute before the next one can be drawn."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def reusable(self) -> int:
+        """Tokens whose logits nobody wants, so that a prefix up to there can be reused."""
+        last = len(self.tokens) - 1
+        return last if self.started else min(last, self.request.score_from)
+
+
 class EngineCore:
     """Submit from any thread; everything is answered through the request's `deliver`.
 
@@ -69,12 +121,10 @@ class EngineCore:
         *,
         limits: EngineLimits | None = None,
         threads: int | None = None,
-        version: int = 0,
         seed: int | None = None,
     ) -> None:
         self.model = model
         self.limits = limits or EngineLimits()
-        self._threads = threads
         budget = self.limits.kv_bytes // model.kv_shape.bytes_per_token(model.dtype)
         self.pool = SlotPool(model.kv_shape, budget, model.dtype, model.device)
         # One sequence must always fit, or nothing could end.
@@ -83,18 +133,16 @@ class EngineCore:
         )
         on_cpu = model.device.type == "cpu"
         self._prefill = self.limits.prefill_tokens or (256 if on_cpu else 2048)
+        self._threads = threads
         self._random = random.Random(seed)
-        self._runner = StepRunner(model)
-        self._version = version
+        self._version = "0"
         model.set_adapter(None)
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wake = threading.Event()
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._paused = False
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
         self._stopping = False
         self._failures = 0
-        self._orders = 0
+        self._arrived = 0
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     # -- called from any thread ------------------------------------------------------------
@@ -109,7 +157,7 @@ class EngineCore:
     def stop(self, timeout: float = 30.0) -> None:
         """Aborts what is under way and ends the thread."""
         self._stopping = True
-        self._wake.set()
+        self._commands.put(lambda: None)
         if self._thread.is_alive():
             self._thread.join(timeout)
 
@@ -119,204 +167,143 @@ class EngineCore:
 
     @property
     def version(self) -> str:
-        return str(self._version)
+        return self._version
 
     @property
     def load(self) -> tuple[int, int]:
         """Requests running and waiting, as of now."""
         return len(self._running), len(self._waiting) + self._commands.qsize()
 
-    def submit(self, request: GenerateRequest, deliver: Deliver) -> None:
-        """Queues a request. Raises EngineRefused(400) where it can never be served."""
-        n, limit = len(request.ids), self.context_length
-        if n > limit or (n == limit and request.sampling.max_new_tokens > 0):
+    def submit(self, request: GenerateRequest, deliver: Deliver, *, policy: bool = True) -> None:
+        """Queues a request; `policy` says whether the adapter is applied. Raises EngineRefused(400)
+        where it can never be served."""
+        n, limit, vocab = len(request.input_ids), self.context_length, self.model.vocab_size
+        if n > limit or (n == limit and request.sampling_params.max_new_tokens > 0):
             raise EngineRefused(
                 400,
                 f"The input ({n} tokens) is longer than the model's context length "
                 f"({limit} tokens).",
             )
-        if request.sampling.stop and self.model.tokenizer is None:
+        if max(request.input_ids) >= vocab or request.top_logprobs_num > vocab:
+            raise EngineRefused(400, f"input_ids or top_logprobs_num: the vocabulary has {vocab}")
+        if request.sampling_params.stop and self.model.tokenizer is None:
             raise EngineRefused(400, "stop strings need a tokenizer, and this model has none")
-        if not self.alive:
-            raise EngineUnavailable("the engine is not running")
-        self._post(lambda: self._accept(request, deliver))
+        self._post(lambda: self._accept(request, deliver, policy))
 
-    def abort(self, rid: str | None) -> None:
-        """Ends the request `rid` (None: all) with finish_reason abort and the tokens so far."""
-        self._post(lambda: self._abort(rid))
+    def abort(self, rid: str) -> None:
+        """Ends the request `rid` with finish_reason abort and the tokens so far."""
+        self._commands.put(lambda: self._abort("aborted on request", rid))
 
-    def pause(self, mode: PauseMode = "abort") -> Future[None]:
-        """Stops stepping. abort: requests under way end. retract: they wait, to be computed
-        again. in_place: they wait with what they have. Arrivals wait in all three."""
-        return self._call(lambda: self._pause(mode))
-
-    def resume(self) -> Future[None]:
-        """Ends a pause."""
-
-        def go() -> None:
-            self._paused = False
-
-        return self._call(go)
-
-    def flush_cache(self) -> Future[None]:
-        """Forgets all idle prefixes."""
-        return self._call(self.pool.flush)
-
-    def publish(
-        self, version: int, adapter_state: Mapping[str, Tensor] | None, scale: float | None = None
-    ) -> Future[None]:
+    def publish(self, version: int, adapter_state: Mapping[str, Tensor] | None) -> Future[None]:
         """Serves this adapter (a PEFT LoRA state dict, copied here; None: the bare base) under
         this version from the next step on. The future is done when it is live."""
-        adapter = None
-        if adapter_state is not None:
-            adapter = self.model.adapter(adapter_state, scale)
-        return self._call(lambda: self._publish(version, adapter))
+        adapter = None if adapter_state is None else self.model.adapter(adapter_state)
+        live: Future[None] = Future()
+
+        def swap() -> None:
+            self.pool.drop(self._version)
+            self.model.set_adapter(adapter)
+            self._version = str(version)
+            live.set_result(None)
+
+        self._post(swap)
+        return live
+
+    def _post(self, command: Callable[[], object]) -> None:
+        if not self.alive:
+            raise EngineUnavailable("the engine is not running")
+        self._commands.put(command)
 
     # -- engine thread ---------------------------------------------------------------------
-
-    def _post(self, command: Callable[[], None]) -> None:
-        self._commands.put(command)
-        self._wake.set()
-
-    def _call(self, command: Callable[[], None]) -> Future[None]:
-        future: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                command()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-
-        if not self.alive:
-            future.set_exception(EngineUnavailable("the engine is not running"))
-        else:
-            self._post(run)
-        return future
-
-    def _accept(self, request: GenerateRequest, deliver: Deliver) -> None:
-        seed = request.sampling.seed
-        self._orders += 1
-        sequence = Sequence(
-            request=request,
-            deliver=deliver,
-            order=self._orders,
-            tokens=list(request.ids),
-            prompt_len=len(request.ids),
-            random=self._random if seed is None else random.Random(seed),
-        )
-        if request.sampling.penalised:
-            sequence.counts = torch.zeros(self.model.vocab_size, device=self.model.device)
-        self._waiting.append(sequence)
-
-    def _abort(self, rid: str | None, message: str = "aborted on request") -> None:
-        for sequence in [*self._running, *self._waiting]:
-            if rid is None or sequence.request.rid == rid:
-                self._end(sequence, {"type": "abort", "message": message})
-
-    def _pause(self, mode: PauseMode) -> None:
-        self._paused = True
-        if mode == "abort":
-            self._abort(None, "paused")
-        elif mode == "retract":
-            for sequence in list(self._running):
-                self._retract(sequence)
-
-    def _publish(self, version: int, adapter: Adapter | None) -> None:
-        self.pool.drop(self._tag(True))
-        self.model.set_adapter(adapter)
-        self._version = version
-
-    def _tag(self, policy: bool) -> str:
-        return self.version if policy else BASE_VERSION
-
-    def _end(self, sequence: Sequence, finish: dict[str, Any]) -> None:
-        """Ends a sequence outside a step."""
-        self._remove(sequence)
-        chunk = Chunk(
-            tokens=(),
-            version=self._tag(sequence.request.policy),
-            cached_tokens=sequence.cached_tokens or 0,
-            finish=finish,
-        )
-        _deliver(sequence.deliver, [(sequence.request.rid, chunk)])
-
-    def _remove(self, sequence: Sequence) -> None:
-        if sequence in self._running:
-            self._running.remove(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
-        if sequence.slot is not None:
-            self.pool.release(sequence.slot)
-            sequence.slot = None
-
-    def _retract(self, sequence: Sequence) -> None:
-        """Back to the head of the queue, without keys and values."""
-        slot = sequence.slot
-        self._remove(sequence)
-        if slot is not None and slot in self.pool.slots:
-            self.pool.slots.remove(slot)
-        sequence.restart()
-        self._waiting.appendleft(sequence)
 
     def _loop(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)  # of this thread only
         with torch.inference_mode():
             while not self._stopping:
-                idle = self._paused or not (self._running or self._waiting)
-                if idle:
-                    self._wake.wait()
-                self._wake.clear()
-                self._run_commands()
-                if not self._paused and not self._stopping:
-                    self._safe_step()
-            self._run_commands()
-            self._abort(None, "the engine stops")
+                self._run_commands(wait=not (self._running or self._waiting))
+                try:
+                    self._admit()
+                    self._step()
+                    self._failures = 0
+                except Exception as error:
+                    self._fail(error)
+            self._run_commands(wait=False)
+            self._abort("the engine stops")
 
-    def _run_commands(self) -> None:
+    def _run_commands(self, wait: bool) -> None:
         while True:
             try:
-                command = self._commands.get_nowait()
+                command = self._commands.get(block=wait)
             except queue.Empty:
                 return
             command()
+            wait = False
 
-    def _safe_step(self) -> None:
-        try:
-            self._admit()
-            if self._running:
-                self._step()
-            self._failures = 0
-        except Exception as error:
-            # Only the type and torch's own words: there is no conversation text in them.
-            log.exception("engine step failed")
-            self._failures += 1
-            reason = f"engine step failed: {type(error).__name__}"
-            for sequence in list(self._running):
-                self._end(sequence, {"type": "abort", "message": reason, "status_code": 500})
-            self.pool.flush()
-            if self._failures >= _LAST_FAILURE:
-                self._stopping = True
+    def _accept(self, request: GenerateRequest, deliver: Deliver, policy: bool) -> None:
+        params = request.sampling_params
+        seed, device = params.sampling_seed, self.model.device
+        self._arrived += 1
+        sequence = _Sequence(
+            request=request,
+            deliver=deliver,
+            policy=policy,
+            order=self._arrived,
+            tokens=list(request.input_ids),
+            random=self._random if seed is None else random.Random(seed),
+            counts=torch.zeros(self.model.vocab_size, device=device) if params.penalised else None,
+        )
+        self._waiting.append(sequence)
+
+    def _abort(self, message: str, rid: str | None = None, **more: int) -> None:
+        """Ends all sequences, or those of one request."""
+        for sequence in [*self._running, *self._waiting]:
+            if rid in (None, sequence.request.rid):
+                self._remove(sequence)
+                self._send(sequence, finish={"type": "abort", "message": message, **more})
+
+    def _fail(self, error: Exception) -> None:
+        # Only the type and torch's own words: there is no conversation text in them.
+        log.exception("engine step failed")
+        self._failures += 1
+        self._stopping |= self._failures >= _LAST_FAILURE
+        reason = f"engine step failed: {type(error).__name__}"
+        for sequence in list(self._running):
+            self._abort(reason, sequence.request.rid, status_code=500)
+        self.pool.drop(self._version)
+        self.pool.drop(BASE_VERSION)
+
+    def _tag(self, sequence: _Sequence) -> str:
+        return self._version if sequence.policy else BASE_VERSION
+
+    def _remove(self, sequence: _Sequence) -> None:
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+        if sequence.slot is not None:
+            self.pool.release(sequence.slot)
+            sequence.slot = None
+
+    def _retract(self, sequence: _Sequence) -> None:
+        """Back to the head of the queue, without keys and values; everything sampled stays."""
+        if sequence.slot is not None:
+            sequence.slot.length = 0  # so that nothing of it is kept
+        self._remove(sequence)
+        sequence.computed = 0
+        if not sequence.started:
+            sequence.prompt_scores.clear()
+        self._waiting.appendleft(sequence)
 
     def _admit(self) -> None:
         """Moves waiting sequences into slots: policy first, then by arrival."""
-        if not self._waiting:
-            return
-        for sequence in sorted(self._waiting, key=lambda s: (not s.request.policy, s.order)):
+        for sequence in sorted(self._waiting, key=lambda s: s.rank):
             if len(self._running) >= self.limits.max_running:
                 return
-            tag = self._tag(sequence.request.policy)
-            limit = min(len(sequence.tokens) - 1, sequence.score_from)
-            if sequence.prompt_sent:
-                limit = len(sequence.tokens) - 1
-            if self._better_wait(sequence, tag, limit):
+            if self._better_wait(sequence):
                 continue
-            got = self.pool.acquire(sequence.tokens, tag, limit)
+            got = self.pool.acquire(sequence.tokens, self._tag(sequence), sequence.reusable)
             if got is None:
-                if not self._running:
-                    raise EngineError("one sequence does not fit the cache")  # __init__ forbids it
                 return  # whoever is first in line waits for room; nobody overtakes
             sequence.slot, sequence.computed = got
             if sequence.cached_tokens is None:
@@ -324,75 +311,150 @@ class EngineCore:
             self._waiting.remove(sequence)
             self._running.append(sequence)
 
-    def _better_wait(self, sequence: Sequence, tag: str, limit: int) -> bool:
+    def _better_wait(self, sequence: _Sequence) -> bool:
         """Whether a sequence now computing the same beginning will soon have more of it than any
         slot has (several votes on one prompt then cost one prompt)."""
-        ids = sequence.tokens[:limit]
-        for other in self._running:
-            slot = other.slot
-            if slot is None or slot.tag != tag or other.pending <= 1 or limit < 64:
-                continue
-            if slot.length < limit and other.tokens[: len(ids)] == ids:
+        limit, tag = sequence.reusable, self._tag(sequence)
+        return limit >= _WORTH_WAITING and any(
+            other.pending > 1
+            and other.slot is not None
+            and other.slot.tag == tag
+            and other.computed < limit
+            and other.tokens[:limit] == sequence.tokens[:limit]
+            for other in self._running
+        )
+
+    def _rows(self) -> list[tuple[_Sequence, int]]:
+        """The sequences of the next step with the end of what is computed of each. Policy rows
+        lead: the adapter is applied to the first rows of a step."""
+        order = sorted(self._running, key=lambda s: s.rank)
+        room = self._prefill * (1 if any(s.pending == 1 for s in order) else 2)
+        rows = []
+        for sequence in order:  # whoever is retracted for one of them comes behind it
+            count = 1 if sequence.pending == 1 else min(sequence.pending, room)
+            if count and self._make_room(sequence, sequence.computed + count):
+                rows.append((sequence, sequence.computed + count))
+                room -= count if sequence.pending > 1 else 0
+        return rows
+
+    def _make_room(self, sequence: _Sequence, length: int) -> bool:
+        """Room for `length` tokens, retracting the youngest sequences if it must (False: this
+        one was)."""
+        while sequence.slot is not None:
+            if self.pool.ensure(sequence.slot, length):
                 return True
+            self._retract(max(self._running, key=lambda s: s.rank))
         return False
 
     def _step(self) -> None:
-        rows: list[tuple[Sequence, int]] = []
-        # Policy rows lead: the adapter is applied to the first rows of a step.
-        order = sorted(self._running, key=lambda s: (not s.request.policy, s.order))
-        generating = any(s.pending == 1 for s in order)
-        room = self._prefill if generating else 2 * self._prefill
-        for sequence in order:
-            if sequence not in self._running:
-                continue  # retracted for one before it
-            count = min(sequence.pending, room) if sequence.pending > 1 else 1
-            if count == 0 or not self._make_room(sequence, sequence.computed + count):
-                continue
-            if sequence.pending > 1:
-                room -= count
-            rows.append((sequence, count))
-        rows = [(s, n) for s, n in rows if s in self._running]
+        rows = self._rows()
         if not rows:
             return
-        version = {True: self._tag(True), False: self._tag(False)}
-        results = self._runner.run(rows, self.context_length)
-        grouped: dict[Deliver, list[tuple[str, Chunk]]] = {}
-        for sequence, tokens, finish in results:
-            prompt = None
-            if not sequence.prompt_sent:
-                sequence.prompt_sent = True
-                prompt = tuple(sequence.prompt_scores)
-                sequence.prompt_scores.clear()
-            chunk = Chunk(
-                tokens=tokens,
-                version=version[sequence.request.policy],
-                cached_tokens=sequence.cached_tokens or 0,
-                prompt=prompt,
-                finish=finish,
-            )
-            grouped.setdefault(sequence.deliver, []).append((sequence.request.rid, chunk))
+        ids: list[int] = []
+        positions: list[int] = []
+        scored: list[int] = []  # where logits score the prompt
+        drawn: list[int] = []  # where they are drawn from
+        drawing: list[_Sequence] = []
+        plan: list[Row] = []
+        for sequence, end in rows:
+            slot, start = sequence.slot, sequence.computed
+            assert slot is not None
+            new = sequence.tokens[start:end]
+            slot.ids[start:end] = new
+            plan.append(Row(slot, start, end))
+            first = len(ids) - start
+            scored += [first + position for position in self._to_score(sequence, end)]
+            ids += new
+            positions += range(start, end)
+            if end == len(sequence.tokens) and sequence.request.sampling_params.max_new_tokens:
+                drawing.append(sequence)
+                drawn.append(len(ids) - 1)
+        self.model.switch.rows = sum(end - s.computed for s, end in rows if s.policy)
+        inputs = torch.tensor([ids, positions], device=self.model.device)
+        # Nothing kept (a piece of a prompt): one row, since an empty matrix is not everywhere fine.
+        keep = torch.tensor([*scored, *drawn] or [0], device=self.model.device)
+        logits = self.model.forward(inputs[:1], inputs[1:], StepPlan(plan), keep)
+        at = 0
+        for sequence, end in rows:
+            at += self._score(sequence, end, logits[at:])
+            assert sequence.slot is not None
+            sequence.computed = sequence.slot.length = end
+        if drawing:
+            self._draw(logits[len(scored) :], drawing)
+        for sequence, end in rows:
+            if end == len(sequence.tokens) and not sequence.request.sampling_params.max_new_tokens:
+                self._remove(sequence)
+                self._send(sequence, finish={"type": "length", "length": 0})
+
+    def _to_score(self, sequence: _Sequence, end: int) -> range:
+        """Positions up to `end` whose logits score the prompt: those at p the token at p + 1."""
+        request = sequence.request
+        if sequence.started:
+            return range(0)
+        return range(
+            max(sequence.computed, request.score_from), min(end, len(request.input_ids) - 1)
+        )
+
+    def _score(self, sequence: _Sequence, end: int, logits: Tensor) -> int:
+        """Scores a piece of the prompt by the first of `logits`; returns by how many."""
+        places = self._to_score(sequence, end)
+        for offset in range(0, len(places), _SCORE_ROWS):
+            part = places[offset : offset + _SCORE_ROWS]
+            tokens = sequence.tokens[part.start + 1 : part.stop + 1]
+            rows = logits[offset : offset + len(part)]
+            sequence.prompt_scores += score(rows, tokens, sequence.request.top_logprobs_num)
+        return len(places)
+
+    def _draw(self, logits: Tensor, drawing: list[_Sequence]) -> None:
+        drawn = draw(
+            logits,
+            [sequence.request.sampling_params for sequence in drawing],
+            [sequence.random.random() for sequence in drawing],
+            [sequence.counts for sequence in drawing],
+        )
+        # One transfer: float64 holds every token id exactly.
+        ids, values = torch.stack([drawn.ids.double(), drawn.logprobs.double()]).tolist()
+        for i, sequence in enumerate(drawing):
+            token, top = int(ids[i]), sequence.request.top_logprobs_num
+            (best,) = likeliest(drawn.logits[i : i + 1], drawn.normaliser[i : i + 1], top)
+            sequence.tokens.append(token)
+            if sequence.counts is not None:
+                sequence.counts[token] += 1
+            finish = self._finish(sequence, token)
             if finish is not None:
                 self._remove(sequence)
-        for deliver, chunks in grouped.items():
-            _deliver(deliver, chunks)
+            self._send(sequence, (TokenScore(token, values[i], best),), finish)
 
-    def _make_room(self, sequence: Sequence, length: int) -> bool:
-        """Room for `length` tokens, retracting the youngest sequences if it must (False: this
-        one was)."""
-        assert sequence.slot is not None
-        while not self.pool.ensure(sequence.slot, length):
-            if len(self._running) == 1:
-                raise EngineError("one sequence does not fit the cache")
-            youngest = max(self._running, key=lambda s: (not s.request.policy, s.order))
-            self._retract(youngest)
-            if youngest is sequence:
-                return False
-        return True
+    def _finish(self, sequence: _Sequence, token: int) -> dict[str, Any] | None:
+        """finish_reason after `token` was appended, or None."""
+        params, tokens = sequence.request.sampling_params, sequence.tokens
+        made = len(tokens) - len(sequence.request.input_ids)
+        if token in params.stop_token_ids or (
+            not params.ignore_eos and token in self.model.eos_ids
+        ):
+            return {"type": "stop", "matched": token}
+        if params.stop:
+            # A token is at least one byte, so as many tokens as the longest string has bytes, and
+            # a few for a character cut in two.
+            reach = min(made, max(len(stop.encode()) for stop in params.stop) + 4)
+            text = self.model.tokenizer.decode(tokens[-reach:], skip_special_tokens=False)
+            for stop in params.stop:
+                if stop in text:
+                    return {"type": "stop", "matched": stop}
+        if made >= params.max_new_tokens or len(tokens) >= self.context_length:
+            return {"type": "length", "length": made}
+        return None
 
-
-def _deliver(deliver: Deliver, chunks: list[tuple[str, Chunk]]) -> None:
-    """A receiver that is gone (its event loop closed) must not end the others' step."""
-    try:
-        deliver(chunks)
-    except RuntimeError:
-        log.warning("a receiver of %d requests is gone", len(chunks))
+    def _send(
+        self,
+        sequence: _Sequence,
+        tokens: tuple[TokenScore, ...] = (),
+        finish: dict[str, Any] | None = None,
+    ) -> None:
+        prompt = () if sequence.started else tuple(sequence.prompt_scores)
+        sequence.started = True
+        chunk = Chunk(self._tag(sequence), sequence.cached_tokens or 0, tokens, prompt, finish)
+        try:
+            sequence.deliver(chunk)
+        except RuntimeError:  # its event loop is closed
+            log.warning("nobody waits for a request any more")

@@ -10,6 +10,7 @@ The adapter is never merged into the base.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.local.attention import NAME, ShapeProbe, register
-from openclaw_rl.local.cache import KVShape
+from openclaw_rl.local.cache import ATTENTION, KVShape, ShapeProbe, slot_attention
 
-# Up to this many rows W @ x.T beats x @ W.T in bfloat16 on a CPU: oneDNN re-packs its right-hand
-# side at each call, and x is the small one (measured, see README).
-_FLIP_ROWS = 64
-_FEW_ROWS = 64  # up to here the adapter's float32 form is used (see Adapter)
+Adapter = Mapping[str, tuple[Tensor, Tensor]]
+"""An adapter to serve, by module name: A transposed [in, r] and scaled B transposed [r, out], in
+float32 as PEFT holds them."""
+_FEW_ROWS = 32
+"""In bfloat16 on a CPU, up to here W @ x.T beats x @ W.T (oneDNN packs its right-hand side at each
+call; an output layer of 49 k tokens takes half), and the adapter is faster in float32 (its products
+of few rows take several times as long in bfloat16, those of many a third)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +54,6 @@ class AdapterSwitch:
     rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A serve adapter: A transposed [in, r] and scaled B transposed [r, out], by module name.
-
-    Held in float32, as PEFT holds it, for few rows (decoding), and in the model's dtype for many
-    (prefill). On a CPU a bfloat16 product of few rows costs several times a float32 one (20 to
-    40 us a oneDNN call), and one of many rows a third.
-    """
-
-    few: Mapping[str, tuple[Tensor, Tensor]]
-    many: Mapping[str, tuple[Tensor, Tensor]]
-
-
 class EngineLinear(nn.Module):
     """A linear layer that shares the weight of the one it replaces, plus the serve adapter."""
 
@@ -71,30 +62,23 @@ class EngineLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self.switch = switch
-        self.few: tuple[Tensor, Tensor] | None = None
-        self.many: tuple[Tensor, Tensor] | None = None
+        self.lora: tuple[Tensor, Tensor] | None = None
         self.flip = self.weight.device.type == "cpu" and self.weight.dtype == torch.bfloat16
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = x.shape
-        flat = x.reshape(-1, shape[-1])
-        rows = self.switch.rows
-        if self.flip and flat.shape[0] <= _FLIP_ROWS:
-            y = torch.mm(self.weight, flat.t()).t()
+        flat = x.reshape(-1, x.shape[-1])
+        if self.flip and len(flat) <= _FEW_ROWS:
+            y = torch.mm(self.weight, flat.t()).t().contiguous()
             if self.bias is not None:
-                y = y + self.bias
-            y = y.contiguous()
+                y += self.bias
         else:
             y = nn.functional.linear(flat, self.weight, self.bias)
-        if rows and self.few is not None and self.many is not None:
-            part = y if rows == flat.shape[0] else y[:rows]
-            if rows <= _FEW_ROWS:
-                a, b = self.few
-                part.add_(torch.mm(torch.mm(flat[:rows].to(a.dtype), a), b))
-            else:
-                a, b = self.many
-                part.addmm_(torch.mm(flat[:rows], a), b)
-        return y.view(*shape[:-1], y.shape[-1])
+        rows = self.switch.rows
+        if rows and self.lora is not None:
+            dtype = torch.float32 if rows <= _FEW_ROWS else x.dtype
+            a, b = (matrix.to(dtype) for matrix in self.lora)
+            y[:rows] += flat[:rows].to(dtype) @ a @ b
+        return y.view(*x.shape[:-1], -1)
 
 
 def _eos_ids(model: Any) -> frozenset[int]:
@@ -122,10 +106,9 @@ class LoadedModel:
         self.vocab_size: int = text_config.vocab_size
         self.context_length: int = getattr(text_config, "max_position_embeddings", None) or 32768
         self._plain_attention: str = model.config._attn_implementation
-        self._tokenizer: Any = None
         model.requires_grad_(False).eval()
-        register()
-        model.set_attn_implementation(NAME)
+        AttentionInterface.register(ATTENTION, slot_attention)
+        model.set_attn_implementation(ATTENTION)
         for name, module in list(model.named_modules()):
             if type(module) is nn.Linear:
                 linear = EngineLinear(module, self.switch)
@@ -144,8 +127,6 @@ class LoadedModel:
     ) -> LoadedModel:
         """Reads a Hugging Face model directory. `dtype` "auto" is the stored one (float16 becomes
         bfloat16 on a CPU). Raises ConfigError where the model cannot be served."""
-        from transformers import AutoModelForCausalLM
-
         wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=wanted)
@@ -156,20 +137,21 @@ class LoadedModel:
         return cls(model.to(device), str(path), lora)
 
     def _probe(self) -> KVShape:
-        probe = ShapeProbe()
+        """The shape of keys and values, learnt by a dry run."""
+        probe: ShapeProbe = {}
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
             with torch.inference_mode():
                 self.forward(one, one, probe, one[0])
         except NotImplementedError as error:
             raise ConfigError(f"{type(self.model).__name__} cannot be served: {error}") from error
-        shape = probe.shape()
-        if shape is None:
+        shapes = set(probe.values())
+        if len(shapes) != 1 or sorted(probe) != list(range(len(probe))):
             raise ConfigError(
                 f"{type(self.model).__name__} cannot be served: its layers do not all have "
                 "ordinary attention of one shape"
             )
-        return shape
+        return KVShape(len(probe), *shapes.pop())
 
     def forward(self, ids: Tensor, positions: Tensor, plan: Any, keep: Tensor) -> Tensor:
         """Logits [K, V] at the flat positions `keep` [K] of one step; ids, positions [1, N]."""
@@ -183,51 +165,42 @@ class LoadedModel:
         logits: Tensor = out.logits[0]
         return logits
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> Any:
         """The model's tokenizer (for stop strings), or None where there is none."""
-        if self._tokenizer is None:
-            from transformers import AutoTokenizer
+        try:
+            return AutoTokenizer.from_pretrained(self.path)
+        except (OSError, ValueError):
+            return None
 
-            try:
-                self._tokenizer = AutoTokenizer.from_pretrained(self.path)
-            except (OSError, ValueError):
-                self._tokenizer = False
-        return self._tokenizer or None
-
-    def adapter(self, state: Mapping[str, Tensor], scale: float | None = None) -> Adapter:
-        """A serve adapter from a PEFT state dict (`get_peft_model_state_dict`), copied. `scale`
-        is alpha / rank; None takes the LoraSpec's. Raises ConfigError on anything but LoRA
-        matrices of the model's linear layers."""
-        if scale is None:
-            scale = self.lora.scale if self.lora else 1.0
+    def adapter(self, state: Mapping[str, Tensor]) -> Adapter:
+        """A serve adapter from a PEFT state dict (`get_peft_model_state_dict`), copied. Raises
+        ConfigError on anything but pairs of LoRA matrices of the model's linear layers."""
+        scale = self.lora.scale if self.lora else 1.0
         halves: dict[str, dict[str, Tensor]] = {}
         for key, value in state.items():
-            name = key.removeprefix("base_model.model.").replace(".default.weight", ".weight")
-            for half in ("lora_A", "lora_B"):
-                if name.endswith(f".{half}.weight"):
-                    module = name.removesuffix(f".{half}.weight")
-                    if module not in self.modules:
-                        raise ConfigError(f"the adapter names a layer the model lacks: {module}")
-                    halves.setdefault(module, {})[half] = value.detach()
-                    break
-            else:
+            module, _, half = key.removeprefix("base_model.model.").rpartition(".lora_")
+            half = half.replace(".default", "")
+            if half not in ("A.weight", "B.weight"):
                 raise ConfigError(f"the adapter holds something else than LoRA matrices: {key}")
-        few, many = {}, {}
+            if module not in self.modules:
+                raise ConfigError(f"the adapter names a layer the model lacks: {module}")
+            halves.setdefault(module, {})[half] = value.detach().to(self.device, torch.float32)
         for module, pair in halves.items():
             if len(pair) != 2:
                 raise ConfigError(f"the adapter lacks one of two matrices of {module}")
-            a = pair["lora_A"].to(self.device, torch.float32, copy=True).t().contiguous()
-            b = pair["lora_B"].to(self.device, torch.float32) * scale
-            few[module] = (a, b.t().contiguous())
-            many[module] = (few[module][0].to(self.dtype), few[module][1].to(self.dtype))
-        return Adapter(few, many)
+        return {
+            module: (
+                pair["A.weight"].t().clone(memory_format=torch.contiguous_format),
+                (pair["B.weight"] * scale).t().contiguous(),
+            )
+            for module, pair in halves.items()
+        }
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Makes it the serve adapter. Engine thread only, between two steps."""
         for name, module in self.modules.items():
-            module.few = adapter.few.get(name) if adapter else None
-            module.many = adapter.many.get(name) if adapter else None
+            module.lora = adapter.get(name) if adapter else None
 
     def bare_model(self) -> Any:
         """A second, ordinary tree (transformers' own attention) over the same parameter tensors."""

@@ -1,163 +1,191 @@
-"""Draws one token a row, and says how likely it was: a few operations for all rows together.
+"""What a request asks of the embedded engine, and how its tokens are drawn and scored.
 
-Guarantees: the token is drawn from softmax(logits / temperature) after penalties, cut to top_k,
-top_p and min_p where asked; the log-prob is that of softmax(logits / temperature) over the whole
-vocabulary, as SGLang reports it (before the cut). Temperature 0 is argmax, with the log-prob at
-temperature 1.
-
-The draw inverts the cumulative distribution in two levels (blocks, then inside one block) in
-double precision: one uniform number a row, no noise over the vocabulary, and the normaliser comes
-out of the same pass, so no log_softmax of the vocabulary is ever made.
+Guarantees: a request read from JSON is well formed, or is refused naming the field; what would
+change the distribution and is not served is refused too. The token is drawn from softmax(logits /
+temperature) after penalties, cut to top_k, top_p and min_p where asked; its log-prob is that of
+softmax(logits / temperature) over the whole vocabulary, before the cut, as SGLang reports it.
+Temperature 0 is argmax, with the log-prob at temperature 1. Log-probs are natural logarithms.
 """
 
 from __future__ import annotations
 
-import math
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from openclaw_rl.local.request import SamplingParams
+from openclaw_rl.errors import EngineRefused
 
-_BLOCK = 256
 _SHORTLIST = 256  # candidates looked at before the whole vocabulary is sorted
+_GREEDY_BELOW = 1e-6  # as SGLang: a smaller temperature counts as 0
+_INT32 = 2**31 - 1
+_TokenId = Annotated[int, Field(ge=0, le=_INT32)]
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-@dataclass(slots=True)
-class RowSettings:
-    """The settings of a step's rows as tensors; made anew only when the rows change."""
+class SamplingParams(BaseModel):
+    """SGLang's `sampling_params`, the part served here.
 
-    params: Sequence[SamplingParams]
-    inverse_temperature: Tensor | None  # [R, 1]; None: all are 1
-    greedy: Tensor | None  # [R] bool; None: no row is greedy
-    all_greedy: bool
-    filtered: list[int]
-    penalised: list[int] = field(default_factory=list)
-    top_k: Tensor | None = None  # [F, 1]
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
+    The penalties count output tokens only. `top_k` -1 is off. `max_new_tokens` 0 scores the prompt
+    and samples nothing. A seed makes the random numbers of this request its own. An event of a
+    stream has `stream_interval` tokens where it can.
+    """
+
+    model_config = _STRICT
+    temperature: float = Field(default=1.0, ge=0, le=1e6)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1, le=_INT32)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=1e6)
+    max_new_tokens: int = Field(default=128, ge=0, le=_INT32)
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop_token_ids: tuple[_TokenId, ...] = ()
+    ignore_eos: bool = False
+    sampling_seed: int | None = None
+    stream_interval: int = Field(default=1, ge=1, le=_INT32)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def cut(self) -> bool:
+        """Whether part of the vocabulary is cut off before the draw."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def penalised(self) -> bool:
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
+
+
+class GenerateRequest(BaseModel):
+    """One prompt, in the form of SGLang's `/generate`. `logprob_start_len` < 0: none of the prompt
+    is scored; otherwise the prompt's tokens behind this position are."""
+
+    model_config = _STRICT
+    input_ids: tuple[_TokenId, ...] = Field(min_length=1)
+    sampling_params: SamplingParams = SamplingParams()
+    rid: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1)
+    return_logprob: Literal[True] = True
+    logprob_start_len: int = Field(default=-1, ge=-1, le=_INT32)
+    top_logprobs_num: int = Field(default=0, ge=0, le=256)  # a teacher's largest opd_top_k is 64
+    stream: bool = False
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> RowSettings:
-        inverse = [1.0 / p.temperature if p.temperature > 0 else 1.0 for p in params]
-        greedy = [p.temperature <= 0 or p.top_k == 1 for p in params]
-        filtered = [i for i, p in enumerate(params) if p.filtered and not greedy[i]]
+    def read(cls, body: bytes) -> GenerateRequest:
+        """A `/generate` body as a request. Raises EngineRefused(400) naming the field."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            # Without the input, which may be somebody's conversation.
+            first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"])) or "body"
+            raise EngineRefused(400, f"{where[:100]}: {first['msg']}") from None
 
-        def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, device=device)[:, None]
-
-        return cls(
-            params=params,
-            inverse_temperature=None if all(t == 1.0 for t in inverse) else column(inverse),
-            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
-            all_greedy=all(greedy),
-            filtered=filtered,
-            penalised=[i for i, p in enumerate(params) if p.penalised],
-            top_k=column([params[i].top_k if params[i].top_k > 0 else 1e9 for i in filtered]),
-            top_p=column([params[i].top_p for i in filtered]),
-            min_p=column([params[i].min_p for i in filtered]),
-        )
+    @property
+    def score_from(self) -> int:
+        """First position whose logits score the prompt (its length: none are wanted)."""
+        start, end = self.logprob_start_len, len(self.input_ids)
+        return min(start, end) if start >= 0 else end
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """ids [R], logprobs [R] (float32), scaled logits [R, V] and their normaliser [R, 1]."""
+class TokenScore(NamedTuple):
+    """A token, its log-prob, and the likeliest in its place as (log-prob, id)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[float, int], ...] = ()
+
+
+class Drawn(NamedTuple):
+    """Of R rows: ids [R], logprobs [R], logits as drawn from [R, V], their normaliser [R, 1]."""
 
     ids: Tensor
     logprobs: Tensor
-    scaled: Tensor
+    logits: Tensor
     normaliser: Tensor
 
 
-def penalise(row: Tensor, counts: Tensor, params: SamplingParams) -> None:
-    """Applies the penalties of one row in place. `counts` [V]: how often each token was output."""
-    if params.repetition_penalty != 1.0:
-        factor = torch.where(row > 0, 1.0 / params.repetition_penalty, params.repetition_penalty)
-        row.mul_(torch.where(counts > 0, factor, torch.ones_like(row)))
-    row.sub_(counts, alpha=params.frequency_penalty)
-    row.sub_((counts > 0).to(row.dtype), alpha=params.presence_penalty)
-
-
 def draw(
-    logits: Tensor, settings: RowSettings, uniforms: Sequence[float], counts: dict[int, Tensor]
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    uniforms: Sequence[float],
+    counts: Sequence[Tensor | None],
 ) -> Drawn:
-    """logits [R, V] in any dtype and layout; uniforms in [0, 1), one a row; counts by row."""
+    """One token a row, by inverting the cumulative distribution. logits [R, V] in any dtype and
+    layout; uniforms in [0, 1); counts [V] of output tokens where penalties ask (else None)."""
     z = logits.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    rows, vocab = z.shape
-    for i in settings.penalised:
-        penalise(z[i], counts[i], settings.params[i])
-    if settings.inverse_temperature is not None:
-        z.mul_(settings.inverse_temperature)
-    top, best = z.max(-1, keepdim=True)
-    # Only the tail of the last block is cleared; the rest is overwritten below.
-    blocks = -(-vocab // _BLOCK)
-    weights = z.new_empty(rows, blocks * _BLOCK)
-    weights[:, vocab:] = 0
-    torch.sub(z, top, out=weights[:, :vocab])
-    weights[:, :vocab].exp_()
-    grid = weights.view(rows, blocks, _BLOCK)
-    mass = grid.sum(-1).double().cumsum(-1)  # [R, blocks]
-    total = mass[:, -1:]
-    normaliser = top + total.log().float()
-    if settings.all_greedy:
-        ids = best[:, 0]
+    for row, seen, one in zip(z, counts, params, strict=True):
+        if seen is not None:
+            penalise(row, seen, one)
+    heat = [one.temperature if one.temperature >= _GREEDY_BELOW else 1.0 for one in params]
+    if any(value != 1.0 for value in heat):
+        z /= torch.tensor(heat, device=z.device)[:, None]
+    normaliser = z.logsumexp(-1, keepdim=True)
+    greedy = [one.greedy for one in params]
+    if all(greedy):
+        ids = z.argmax(-1)
     else:
-        u = torch.tensor(uniforms, dtype=torch.float64, device=z.device)[:, None]
-        ids = _invert(grid, mass, u)
-        if settings.filtered:
-            at = torch.tensor(settings.filtered, device=z.device)
-            ids[at] = _draw_filtered(weights[at, :vocab], total[at], u[at], settings)
-        if settings.greedy is not None:
-            ids = torch.where(settings.greedy, best[:, 0], ids)
+        weights = (z - normaliser).exp_()
+        if at := [i for i, one in enumerate(params) if one.cut]:
+            weights[at] = _cut(weights[at], [params[i] for i in at])
+        cumulative = weights.cumsum(-1, dtype=torch.float64)
+        total = cumulative[:, -1:].contiguous()
+        wanted = torch.tensor(uniforms, dtype=torch.float64, device=z.device)[:, None] * total
+        ids = torch.searchsorted(cumulative, wanted, right=True)  # never one of weight zero
+        # Rounding can lift a number to the total itself: then the last one with weight.
+        ids = torch.minimum(ids, torch.searchsorted(cumulative, total))[:, 0]
+        if any(greedy):
+            ids = torch.where(torch.tensor(greedy, device=z.device), z.argmax(-1), ids)
     logprobs = (z.gather(-1, ids[:, None]) - normaliser)[:, 0]
     return Drawn(ids, logprobs, z, normaliser)
 
 
-def _pick(cumulative: Tensor, u: Tensor) -> Tensor:
-    """First index whose cumulative weight exceeds u * total: never one of weight zero."""
-    target = (u * cumulative[:, -1:]).clamp(max=math.inf)
-    index = (cumulative <= target).sum(-1, keepdim=True)
-    # Rounding can lift the target to the total itself: then the last index with weight.
-    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
-    return torch.minimum(index, last)
+def penalise(row: Tensor, counts: Tensor, params: SamplingParams) -> None:
+    """Applies the penalties of one row in place. `counts` [V]: how often each token was output."""
+    factor = torch.where(row > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+    row.mul_(torch.where(counts > 0, factor, 1.0))
+    row.sub_(counts, alpha=params.frequency_penalty)
+    row.sub_((counts > 0).to(row.dtype), alpha=params.presence_penalty)
 
 
-def _invert(grid: Tensor, mass: Tensor, u: Tensor) -> Tensor:
-    block = _pick(mass, u)  # [R, 1]
-    before = torch.where(block > 0, mass.gather(-1, (block - 1).clamp(min=0)), 0.0)
-    share = (u * mass[:, -1:] - before) / (mass.gather(-1, block) - before)
-    rows = torch.arange(grid.shape[0], device=grid.device)
-    inside = grid[rows, block[:, 0]].double().cumsum(-1)
-    return (block * _BLOCK + _pick(inside, share.clamp(0.0, 1.0)))[:, 0]
-
-
-def _draw_filtered(weights: Tensor, total: Tensor, u: Tensor, settings: RowSettings) -> Tensor:
-    """Rows with a cut. A token stays if it is among the top_k, if the tokens before it (most
-    likely first) hold at most top_p, and if it has at least min_p of the most likely one."""
-    assert settings.top_k is not None
-    assert settings.top_p is not None
-    assert settings.min_p is not None
+def _cut(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Probabilities [F, V] with what is cut off set to 0. A token stays if it is among the top_k,
+    if the tokens before it (likeliest first) hold at most top_p, and if it has at least min_p of
+    the likeliest one."""
+    limits = [(one.top_k if one.top_k > 0 else torch.inf, one.top_p, one.min_p) for one in params]
+    top_k, top_p, min_p = torch.tensor(limits, device=weights.device).T[:, :, None]
     size = min(_SHORTLIST, weights.shape[-1])
     while True:
-        values, ids = weights.topk(size, dim=-1)  # sorted
-        share = values.double() / total
-        before = share.cumsum(-1) - share
-        rank = torch.arange(size, device=weights.device)
-        keep = (before <= settings.top_p) & (rank < settings.top_k)
-        keep &= share >= share[:, :1] * settings.min_p
+        share, ids = weights.topk(size)  # sorted
+        before = share.cumsum(-1, dtype=torch.float64) - share
+        keep = (torch.arange(size, device=weights.device) < top_k) & (before <= top_p)
+        keep &= share >= share[:, :1] * min_p
         # The cut is inside the shortlist when its last candidate falls to it.
         if size == weights.shape[-1] or not bool(keep[:, -1].any()):
-            break
+            return torch.zeros_like(weights).scatter_(-1, ids, share * keep)
         size = weights.shape[-1]
-    cumulative = torch.where(keep, share, 0.0).cumsum(-1)
-    return ids.gather(-1, _pick(cumulative, u))[:, 0]
 
 
-def score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs [R] of `targets` [R] under logits [R, V] at temperature 1, with the float32
-    logits and their normaliser [R, 1]."""
+def score(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
+    """The given `tokens` under logits [R, V] at temperature 1."""
     z = logits.to(torch.float32, memory_format=torch.contiguous_format)
     normaliser = z.logsumexp(-1, keepdim=True)
-    return (z.gather(-1, targets[:, None]) - normaliser)[:, 0], z, normaliser
+    ids = torch.tensor(tokens, device=z.device)[:, None]
+    values = (z.gather(-1, ids) - normaliser)[:, 0].tolist()
+    tops = likeliest(z, normaliser, top)
+    return [TokenScore(*one) for one in zip(tokens, values, tops, strict=True)]
+
+
+def likeliest(z: Tensor, normaliser: Tensor, top: int) -> list[tuple[tuple[float, int], ...]]:
+    """For each row of z [R, V]: the `top` best as (log-prob, id)."""
+    if not top:
+        return [()] * z.shape[0]
+    values, ids = z.topk(top, dim=-1)
+    best = (values - normaliser).tolist()
+    return [tuple(zip(v, i, strict=True)) for v, i in zip(best, ids.tolist(), strict=True)]

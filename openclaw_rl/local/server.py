@@ -1,18 +1,11 @@
-"""The embedded engine over HTTP: the part of SGLang's API that the gateway, the judge and slime's
-own rollout functions use.
+"""The embedded engine over HTTP: the part of SGLang's API that gateway, judge and teacher use.
 
 Guarantees: it listens on the loopback and takes requests with its key only, so that neither
 another user of the machine nor a web page in a browser here can use it. `/generate` is the policy,
 `/base/generate` the same weights without the adapter; a client that goes away ends its request in
-the engine; a refused request is HTTP 400 with `{"error": {"message": ...}}`, worded like SGLang's
-where clients look at the words. A stream is incremental: each event has the new tokens only, so
-that a reply costs what it is long. For clients that know only SGLang's default,
-`incremental_streaming_output=False` repeats the whole reply in each event (hundreds of megabytes
-for 4,000 tokens).
-
-Beyond SGLang: `meta_info.weight_versions` is a list of `[version, tokens]` runs over all output
-tokens of the reply so far; `weight_version` is the newest token's; `meta_info.incremental` is true
-in each event of an incremental stream, so that its reader need not guess.
+the engine; a refused request is HTTP 400 with `{"error": {"message": ...}}`. A stream is
+incremental and says so (`meta_info.incremental`): each event has the new tokens only, all of one
+weight version. A reply that is not streamed names the version of its last token.
 """
 
 from __future__ import annotations
@@ -21,8 +14,6 @@ import asyncio
 import hmac
 import json
 import secrets
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,212 +21,50 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
-from openclaw_rl.local.engine import EngineCore
-from openclaw_rl.local.request import Chunk, GenerateRequest, TokenScore, parse_generate
+from openclaw_rl.local.engine import BASE_VERSION, Chunk, EngineCore
+from openclaw_rl.local.sampling import GenerateRequest, TokenScore
 
 _MAX_BODY = 64 << 20  # a million token ids as JSON take about 8 MB
-
-
-def _pairs(scores: Iterable[TokenScore]) -> list[list[Any]]:
-    return [[s.logprob, s.token, None] for s in scores]
-
-
-def _tops(scores: Iterable[TokenScore]) -> list[list[list[Any]] | None]:
-    return [[[p, i, None] for p, i in s.top] if s.top else None for s in scores]
+_NOTHING = Chunk(version="", cached_tokens=0)
 
 
 @dataclass(slots=True)
-class Reply:
-    """The reply so far, in SGLang's form."""
+class _Reply:
+    """What one request was given and is not sent yet, in SGLang's form."""
 
     request: GenerateRequest
-    scores: list[TokenScore] = field(default_factory=list)
-    prompt: tuple[TokenScore, ...] = ()
-    versions: list[list[Any]] = field(default_factory=list)
-    version: str = ""
-    cached_tokens: int = 0
-    finish: dict[str, Any] | None = None
+    tokens: list[TokenScore] = field(default_factory=list)
+    made: int = 0
+    last: Chunk = _NOTHING
 
-    def add(self, chunks: Iterable[Chunk]) -> None:
-        for chunk in chunks:
-            self.version = chunk.version
-            self.cached_tokens = chunk.cached_tokens
-            self.finish = chunk.finish
-            if chunk.prompt is not None:
-                self.prompt = chunk.prompt
-            if chunk.tokens:
-                self.scores.extend(chunk.tokens)
-                if self.versions and self.versions[-1][0] == chunk.version:
-                    self.versions[-1][1] += len(chunk.tokens)
-                else:
-                    self.versions.append([chunk.version, len(chunk.tokens)])
+    def add(self, chunk: Chunk) -> None:
+        self.tokens += chunk.tokens
+        self.made += len(chunk.tokens)
+        self.last = chunk._replace(prompt=chunk.prompt or self.last.prompt)
 
-    def body(self, start: int = 0) -> dict[str, Any]:
-        """The reply with output from token `start` on."""
-        request, scores = self.request, self.scores[start:]
+    def body(self) -> bytes:
+        """The reply with the output since the last call."""
+        request, last = self.request, self.last
         meta: dict[str, Any] = {
             "id": request.rid,
-            "finish_reason": self.finish,
-            "prompt_tokens": len(request.ids),
-            "completion_tokens": len(self.scores),
-            "cached_tokens": self.cached_tokens,
-            "weight_version": self.version,
-            "weight_versions": self.versions,
+            "finish_reason": last.finish,
+            "prompt_tokens": len(request.input_ids),
+            "completion_tokens": self.made,
+            "cached_tokens": last.cached_tokens,
+            "weight_version": last.version,
+            "incremental": request.stream,
         }
-        if request.return_logprob:
-            meta["input_token_logprobs"] = _pairs(self.prompt)
-            meta["output_token_logprobs"] = _pairs(scores)
-            if request.top_logprobs:
-                meta["input_top_logprobs"] = _tops(self.prompt)
-                meta["output_top_logprobs"] = _tops(scores)
-        return {"output_ids": [s.token for s in scores], "meta_info": meta}
-
-
-class _Inbox:
-    """The chunks of one request that were not taken yet."""
-
-    def __init__(self) -> None:
-        self.chunks: deque[Chunk] = deque()
-        self.filled = asyncio.Event()
-
-    def put(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        self.filled.set()
-
-    async def take(self) -> list[Chunk]:
-        """All that is there (at least one chunk), up to the next change of version."""
-        await self.filled.wait()
-        taken = [self.chunks.popleft()]
-        while self.chunks and self.chunks[0].version == taken[0].version:
-            taken.append(self.chunks.popleft())
-        if not self.chunks:
-            self.filled.clear()
-        return taken
-
-
-class _Mailbox:
-    """Brings chunks from the engine thread into one event loop: one wake-up a step."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.inboxes: dict[str, _Inbox] = {}
-
-    def open(self, rid: str) -> _Inbox:
-        if rid in self.inboxes:
-            raise EngineRefused(400, "a request with this rid is under way")
-        self.inboxes[rid] = _Inbox()
-        return self.inboxes[rid]
-
-    def deliver(self, chunks: list[tuple[str, Chunk]]) -> None:
-        self.loop.call_soon_threadsafe(self._sort, chunks)
-
-    def _sort(self, chunks: list[tuple[str, Chunk]]) -> None:
-        for rid, chunk in chunks:
-            inbox = self.inboxes.get(rid)
-            if inbox is not None:  # else nobody reads it any more
-                inbox.put(chunk)
+        for name, scores in (("input", last.prompt), ("output", self.tokens)):
+            meta[f"{name}_token_logprobs"] = [[one.logprob, one.token] for one in scores]
+            if request.top_logprobs_num:
+                meta[f"{name}_top_logprobs"] = [one.top for one in scores]
+        ids = [one.token for one in self.tokens]
+        self.tokens = []
+        return json.dumps({"output_ids": ids, "meta_info": meta}).encode()
 
 
 def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status)
-
-
-def _status(finish: dict[str, Any] | None) -> int:
-    return int((finish or {}).get("status_code", 200))
-
-
-class _Routes:
-    def __init__(self, core: EngineCore, incremental: bool) -> None:
-        self.core = core
-        self.incremental = incremental
-        self.mailbox = _Mailbox()
-
-    async def generate(self, http: web.Request) -> web.StreamResponse:
-        policy = not http.path.startswith("/base/")
-        try:
-            body = json.loads(await http.read())
-            request = parse_generate(body, policy=policy, vocab_size=self.core.model.vocab_size)
-            inbox = self.mailbox.open(request.rid)
-        except (ValueError, RecursionError, EngineRefused) as error:
-            return _error(400, str(error))
-        done = False
-        try:
-            self.core.submit(request, self.mailbox.deliver)
-            reply = Reply(request)
-            if request.stream:
-                response = await self._stream(http, reply, inbox)
-            else:
-                while reply.finish is None:
-                    reply.add(await inbox.take())
-                status = _status(reply.finish)
-                response = (
-                    web.json_response(reply.body())
-                    if status == 200
-                    else _error(status, str((reply.finish or {}).get("message")))
-                )
-            done = True
-            return response
-        except EngineRefused as error:
-            done = True
-            return _error(error.status, str(error))
-        except EngineUnavailable as error:
-            done = True
-            return _error(503, str(error))
-        finally:
-            self.mailbox.inboxes.pop(request.rid, None)
-            if not done:  # the client went away, or the server stops
-                self.core.abort(request.rid)
-
-    async def _stream(self, http: web.Request, reply: Reply, inbox: _Inbox) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(http)
-        sent = 0
-        while reply.finish is None:
-            reply.add(await inbox.take())
-            body = reply.body(sent if self.incremental else 0)
-            if self.incremental:
-                body["meta_info"]["incremental"] = True
-            sent = len(reply.scores)
-            await response.write(b"data: " + json.dumps(body).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
-
-    async def health(self, http: web.Request) -> web.Response:
-        return web.Response(status=200 if self.core.alive else 503)
-
-    async def model_info(self, http: web.Request) -> web.Response:
-        base = http.path.startswith("/base/")
-        running, waiting = self.core.load
-        return web.json_response(
-            {
-                "model_path": self.core.model.path,
-                "tokenizer_path": self.core.model.path,
-                "is_generation": True,
-                "weight_version": "base" if base else self.core.version,
-                "context_length": self.core.context_length,
-                "vocab_size": self.core.model.vocab_size,
-                "num_running_reqs": running,
-                "num_waiting_reqs": waiting,
-            }
-        )
-
-    async def abort(self, http: web.Request) -> web.Response:
-        body = await _object(http)
-        rid = body.get("rid")
-        if not isinstance(rid, str) or not rid:
-            return _error(400, "abort_request needs a rid")
-        self.core.abort(rid)
-        return web.Response(status=200)
-
-
-async def _object(http: web.Request) -> dict[str, Any]:
-    """A JSON object body; an empty or other body counts as an empty one."""
-    try:
-        body = json.loads(await http.read() or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 def _guard(key: str) -> Middleware:
@@ -249,20 +78,85 @@ def _guard(key: str) -> Middleware:
         health = request.path.endswith("/health")
         if not health and not hmac.compare_digest(sent, wanted):
             return _error(401, "this engine takes requests with its key only")
-        return await handler(request)
+        try:
+            return await handler(request)
+        except EngineRefused as error:
+            return _error(error.status, str(error))
+        except EngineUnavailable as error:
+            return _error(503, str(error))
 
     return guard
 
 
-def _app(core: EngineCore, key: str, incremental: bool) -> web.Application:
-    routes = _Routes(core, incremental)
-    app = web.Application(client_max_size=_MAX_BODY, middlewares=[_guard(key)])
-    for prefix in ("", "/base"):
-        app.router.add_post(f"{prefix}/generate", routes.generate)
-        app.router.add_get(f"{prefix}/health", routes.health)
-        app.router.add_get(f"{prefix}/model_info", routes.model_info)
-        app.router.add_post(f"{prefix}/abort_request", routes.abort)
-    return app
+class _Routes:
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        request = GenerateRequest.read(await http.read())
+        arrived: asyncio.Queue[Chunk] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def deliver(chunk: Chunk) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, chunk)
+
+        self._core.submit(request, deliver, policy=not _of_base(http))
+        reply = _Reply(request)
+        try:
+            if request.stream:
+                return await self._stream(http, reply, arrived)
+            while reply.last.finish is None:
+                reply.add(await arrived.get())
+        finally:
+            if reply.last.finish is None:  # the client went away, or the server stops
+                self._core.abort(request.rid)
+        if "status_code" in reply.last.finish:
+            return _error(reply.last.finish["status_code"], reply.last.finish["message"])
+        return web.Response(body=reply.body(), content_type="application/json")
+
+    async def _stream(
+        self, http: web.Request, reply: _Reply, arrived: asyncio.Queue[Chunk]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        interval = reply.request.sampling_params.stream_interval
+        while reply.last.finish is None:
+            chunk = await arrived.get()
+            if reply.tokens and reply.last.version != chunk.version:
+                await response.write(b"data: " + reply.body() + b"\n\n")
+            reply.add(chunk)
+            enough = len(reply.tokens) >= interval and arrived.empty()
+            if enough or chunk.finish is not None:
+                await response.write(b"data: " + reply.body() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def health(self, http: web.Request) -> web.Response:
+        return web.Response(status=200 if self._core.alive else 503)
+
+    async def model_info(self, http: web.Request) -> web.Response:
+        running, waiting = self._core.load
+        return web.json_response(
+            {
+                "model_path": self._core.model.path,
+                "weight_version": BASE_VERSION if _of_base(http) else self._core.version,
+                "context_length": self._core.context_length,
+                "num_running_reqs": running,
+                "num_waiting_reqs": waiting,
+            }
+        )
+
+    async def abort(self, http: web.Request) -> web.Response:
+        try:
+            rid = json.loads(await http.read())["rid"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise EngineRefused(400, "abort_request needs a rid") from None
+        self._core.abort(rid)
+        return web.Response()
+
+
+def _of_base(http: web.Request) -> bool:
+    return http.path.startswith("/base/")
 
 
 @dataclass(slots=True)
@@ -282,23 +176,20 @@ class EngineServer:
         await self.runner.cleanup()
 
 
-async def serve_engine(
-    core: EngineCore,
-    port: int = 0,
-    *,
-    key: str | None = None,
-    incremental_streaming_output: bool = True,
-) -> EngineServer:
+async def serve_engine(core: EngineCore, port: int = 0, *, key: str | None = None) -> EngineServer:
     """Serves a started core on the loopback, in the running event loop. Port 0 takes a free one,
     key None makes one."""
     key = key or secrets.token_urlsafe()
-    app = _app(core, key, incremental_streaming_output)
+    routes = _Routes(core)
+    app = web.Application(client_max_size=_MAX_BODY, middlewares=[_guard(key)])
+    for prefix in ("", "/base"):
+        app.router.add_post(f"{prefix}/generate", routes.generate)
+        app.router.add_post(f"{prefix}/abort_request", routes.abort)
+        app.router.add_get(f"{prefix}/health", routes.health)
+        app.router.add_get(f"{prefix}/model_info", routes.model_info)
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0, keepalive_timeout=75
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
-    await site.start()
-    sockets = site._server.sockets  # type: ignore[union-attr]
-    bound = sockets[0].getsockname()[1]
-    return EngineServer(f"http://127.0.0.1:{bound}", key, runner)
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return EngineServer(f"http://127.0.0.1:{runner.addresses[0][1]}", key, runner)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from openclaw_rl.local.engine import EngineCore
-from openclaw_rl.local.request import Chunk, GenerateRequest, SamplingParams, TokenScore
+from openclaw_rl.local.engine import Chunk, EngineCore
+from openclaw_rl.local.sampling import GenerateRequest, SamplingParams, TokenScore
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def prompt(self) -> list[TokenScore]:
-        return [score for chunk in self.chunks for score in chunk.prompt or ()]
+        return [score for chunk in self.chunks for score in chunk.prompt]
 
     @property
     def finish(self) -> dict:
@@ -46,6 +46,13 @@ class Answer:
     @property
     def cached(self) -> int:
         return self.chunks[-1].cached_tokens
+
+    def deliver(self, chunk: Chunk) -> None:
+        with self.progress:
+            self.chunks.append(chunk)
+            self.progress.notify_all()
+        if chunk.finish is not None:
+            self.done.set()
 
     def wait(self) -> Answer:
         assert self.done.wait(60), "the request did not end"
@@ -57,31 +64,20 @@ class Answer:
 
 
 class Caller:
-    """Submits to a core and collects the answers by rid."""
+    """Submits to a core."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.answers: dict[str, Answer] = {}
-
-    def deliver(self, chunks: list[tuple[str, Chunk]]) -> None:
-        for rid, chunk in chunks:
-            answer = self.answers[rid]
-            with answer.progress:
-                answer.chunks.append(chunk)
-                answer.progress.notify_all()
-            if chunk.finish is not None:
-                answer.done.set()
 
     def send(self, ids: list[int], *, policy: bool = True, **values) -> Answer:
-        fields = GenerateRequest.__dataclass_fields__
+        fields = GenerateRequest.model_fields
         names = {k: values.pop(k) for k in list(values) if k in fields}
         values.setdefault("ignore_eos", True)
         values.setdefault("max_new_tokens", 8)
-        request = GenerateRequest(
-            ids, SamplingParams(**values), policy=policy, return_logprob=True, **names
-        )
-        answer = self.answers[request.rid] = Answer()
-        self.core.submit(request, self.deliver)
+        params = SamplingParams(**values)
+        request = GenerateRequest(input_ids=tuple(ids), sampling_params=params, **names)
+        answer = Answer()
+        self.core.submit(request, answer.deliver, policy=policy)
         return answer
 
     def score(self, ids: list[int], start: int = 0, **values) -> Answer:

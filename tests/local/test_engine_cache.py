@@ -21,7 +21,7 @@ def filled(pool, ids, tag="1"):
     assert length == 0
     slot.ids[: len(ids)] = ids
     for i, token in enumerate(ids):
-        slot.k[:, :, :, i] = token
+        slot.k[:, :, i] = token
     slot.length = len(ids)
     pool.release(slot)
     return slot
@@ -52,7 +52,7 @@ def test_a_slot_that_would_lose_much_is_copied_from_instead():
     assert length == 10
     assert not long.busy
     assert long.length == 100
-    assert torch.equal(slot.k[:, :, :, :10], long.k[:, :, :, :10])
+    assert torch.equal(slot.k[:, :, :10], long.k[:, :, :10])
 
 
 def test_a_busy_slot_lends_a_copy():
@@ -62,7 +62,7 @@ def test_a_busy_slot_lends_a_copy():
     slot, length = p.acquire(list(range(40)), "1", 39)
     assert slot is not busy
     assert length == 39
-    assert torch.equal(slot.k[:, :, :, :39], busy.k[:, :, :, :39])
+    assert torch.equal(slot.k[:, :, :39], busy.k[:, :, :39])
 
 
 def test_the_longest_unused_goes_first_and_the_budget_holds():
@@ -92,10 +92,10 @@ def test_growing_keeps_what_was_there():
     slot.k.normal_()
     slot.v.normal_()
     slot.length = 10
-    k, v = slot.k[:, :, :, :10].clone(), slot.v[:, :, :, :10].clone()
+    k, v = slot.k[:, :, :10].clone(), slot.v[:, :, :10].clone()
     assert p.ensure(slot, 2000)
-    assert torch.equal(slot.k[:, :, :, :10], k)
-    assert torch.equal(slot.v[:, :, :, :10], v)
+    assert torch.equal(slot.k[:, :, :10], k)
+    assert torch.equal(slot.v[:, :, :10], v)
 
 
 def test_dropped_weights_are_never_matched_again():
@@ -106,7 +106,7 @@ def test_dropped_weights_are_never_matched_again():
     busy.ids[:3] = [7, 8, 9]
     p.drop("1")
     assert idle not in p.slots
-    assert p.match(busy.ids[:3], "1", 3) == (None, 0)
+    assert p.match(busy.ids[:3], "1") == (None, 0)
     p.release(busy)
     assert p.slots == []
 
@@ -124,10 +124,10 @@ def test_random_use_never_exceeds_the_budget_nor_gives_a_wrong_prefix():
             continue
         slot, length = got
         assert slot.ids[:length].tolist() == ids[:length]
-        assert slot.k[0, 0, 0, :length, 0].tolist() == ids[:length]
+        assert slot.k[0, 0, :length, 0].tolist() == ids[:length]
         for i in range(length, len(ids)):
             slot.ids[i] = ids[i]
-            slot.k[:, :, :, i] = ids[i]
+            slot.k[:, :, i] = ids[i]
         slot.length = len(ids)
         busy.append(slot)
         assert p.allocated <= 1280

@@ -105,42 +105,38 @@ def test_scoring_equals_generation_and_transformers(caller, plain):
     for start in (0, 3, len(prompt) - 1, len(whole) - 2):
         scored = caller.score(whole, start)
         assert scored.ids == []
-        assert scored.prompt[0].logprob is None
-        assert [s.token for s in scored.prompt] == whole[start:]
-        got = [s.logprob for s in scored.prompt[1:]]
+        assert [s.token for s in scored.prompt] == whole[start + 1 :]
+        got = [s.logprob for s in scored.prompt]
         assert worst(got, reference(plain, whole[: start + 1], whole[start + 1 :])) < CLOSE
     scored = caller.score(whole, len(prompt) - 1)
-    assert worst([s.logprob for s in scored.prompt[1:]], answer.logprobs) < CLOSE
-    assert [s.logprob for s in caller.score(whole, len(whole) - 1).prompt] == [None]
+    assert worst([s.logprob for s in scored.prompt], answer.logprobs) < CLOSE
+    assert caller.score(whole, len(whole) - 1).prompt == []
 
 
 def test_scores_are_not_temperature_scaled(caller, plain):
     ids = prompts(1, seed=5)[0] * 2
     scored = caller.score(ids, 0, temperature=0.3)
-    assert worst([s.logprob for s in scored.prompt[1:]], reference(plain, ids[:1], ids[1:])) < CLOSE
+    assert worst([s.logprob for s in scored.prompt], reference(plain, ids[:1], ids[1:])) < CLOSE
 
 
 def test_a_request_resumed_after_an_abort_stays_exact(caller, plain):
     prompt = prompts(1, seed=6)[0] * 2
-    first = caller.send(prompt, max_new_tokens=2000)
+    first = caller.send(prompt, max_new_tokens=2000, rid="first")
     first.wait_tokens(10)
-    caller.core.pause().result()
+    caller.core.abort("first")
     first.wait()
     assert first.finish["type"] == "abort"
-    second = caller.send(prompt + first.ids, max_new_tokens=10)
-    assert not second.done.is_set()
-    caller.core.resume().result()
-    second.wait()
+    second = caller.send(prompt + first.ids, max_new_tokens=10).wait()
     got = first.logprobs + second.logprobs
     assert worst(got, reference(plain, prompt, first.ids + second.ids)) < CLOSE
 
 
 def test_alternatives(caller, plain):
     prompt = prompts(1, seed=7)[0] * 2
-    answer = caller.send(prompt, top_logprobs=3, logprob_start_len=0).wait()
+    answer = caller.send(prompt, top_logprobs_num=3, logprob_start_len=0).wait()
     with torch.no_grad():
         logits = plain(torch.tensor([prompt + answer.ids])).logits[0].log_softmax(-1)
-    entries = answer.prompt[1:] + answer.scores
+    entries = answer.prompt + answer.scores
     for row, entry in zip(logits, entries, strict=False):
         values, ids = row.topk(3)
         assert [i for _, i in entry.top] == ids.tolist()

@@ -8,17 +8,17 @@ import random
 import pytest
 import torch
 
-from openclaw_rl.local.request import SamplingParams
-from openclaw_rl.local.sampling import RowSettings, draw, penalise
+from openclaw_rl.local.sampling import Drawn, SamplingParams, draw, penalise
 
-CPU = torch.device("cpu")
+
+def rows(logits: torch.Tensor, params: list[SamplingParams], numbers: list[float]) -> Drawn:
+    return draw(logits, params, numbers, [None] * len(params))
 
 
 def drawn_counts(logits: torch.Tensor, params: SamplingParams, n: int) -> torch.Tensor:
     """How often each token comes out of n independent draws (as n rows of one step)."""
     source = random.Random(7)
-    settings = RowSettings.of([params] * n, CPU)
-    ids = draw(logits.expand(n, -1), settings, [source.random() for _ in range(n)], {}).ids
+    ids = rows(logits.expand(n, -1), [params] * n, [source.random() for _ in range(n)]).ids
     return torch.bincount(ids, minlength=logits.shape[-1]).double()
 
 
@@ -87,7 +87,7 @@ def test_logprobs_are_of_the_scaled_distribution_before_the_cut():
         SamplingParams(temperature=0.0),
         SamplingParams(top_k=1),
     ]
-    got = draw(logits, RowSettings.of(params, CPU), [0.1, 0.5, 0.9, 0.9], {})
+    got = rows(logits, params, [0.1, 0.5, 0.9, 0.9])
     scaled = logits / torch.tensor([0.5, 2.0, 1.0, 1.0])[:, None]
     want = scaled.double().log_softmax(-1).gather(-1, got.ids[:, None])[:, 0]
     assert torch.allclose(got.logprobs.double(), want, atol=1e-5)
@@ -99,17 +99,16 @@ def test_extreme_numbers_never_pick_what_has_no_weight():
     logits[:, 255:258] = 0.0
     almost_one = math.nextafter(1.0, 0.0)
     for params in (SamplingParams(), SamplingParams(top_p=0.99)):
-        settings = RowSettings.of([params] * 3, CPU)
-        ids = draw(logits, settings, [0.0, almost_one, 0.5], {}).ids.tolist()
+        ids = rows(logits, [params] * 3, [0.0, almost_one, 0.5]).ids.tolist()
         assert ids == [255, 257, 256]
 
 
 def test_the_layout_and_type_of_the_logits_do_not_matter():
     logits = torch.randn(5, 513).bfloat16()
-    settings = RowSettings.of([SamplingParams(temperature=0.9)] * 5, CPU)
+    params = [SamplingParams(temperature=0.9)] * 5
     numbers = [0.1, 0.3, 0.5, 0.7, 0.9]
-    plain = draw(logits, settings, numbers, {})
-    turned = draw(logits.t().contiguous().t(), settings, numbers, {})
+    plain = rows(logits, params, numbers)
+    turned = rows(logits.t().contiguous().t(), params, numbers)
     assert plain.ids.tolist() == turned.ids.tolist()
 
 

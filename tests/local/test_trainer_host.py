@@ -98,7 +98,7 @@ def play(journal: Journal, name: str, prompt: list[int], score: float) -> str:
     """One turn through the served engine into the journal, judged."""
     reply = generate(journal.endpoint("policy"), prompt)
     meta = reply["meta_info"]
-    versions = [v for v, n in meta["weight_versions"] for _ in range(n)]
+    versions = [meta["weight_version"]] * len(reply["output_ids"])
     rec = record(
         name, session_id=name, prompt_ids=prompt, output_ids=reply["output_ids"],
         output_logprobs=[p for p, _, _ in meta["output_token_logprobs"]],
