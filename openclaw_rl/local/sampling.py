@@ -1,7 +1,7 @@
 """What a request asks of the embedded engine, and how its tokens are drawn and scored.
 
-Guarantees: a request read from JSON is well formed, or is refused naming the field; what would
-change the distribution and is not served is refused too. The token is drawn from softmax(logits /
+Guarantees: a request read from JSON is well formed, or is refused naming the field; sampling
+parameters that are not served are refused too. The token is drawn from softmax(logits /
 temperature) after penalties, cut to top_k, top_p and min_p where asked; its log-prob is that of
 softmax(logits / temperature) over the whole vocabulary, before the cut, as SGLang reports it.
 Temperature 0 is argmax, with the log-prob at temperature 1. Log-probs are natural logarithms.
@@ -23,7 +23,7 @@ _SHORTLIST = 256  # candidates looked at before the whole vocabulary is sorted
 _GREEDY_BELOW = 1e-6  # as SGLang: a smaller temperature counts as 0
 _INT32 = 2**31 - 1
 _TokenId = Annotated[int, Field(ge=0, le=_INT32)]
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+_STRICT = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
 class SamplingParams(BaseModel):
@@ -34,7 +34,7 @@ class SamplingParams(BaseModel):
     stream has `stream_interval` tokens where it can.
     """
 
-    model_config = _STRICT
+    model_config = ConfigDict(extra="forbid", **_STRICT)
     temperature: float = Field(default=1.0, ge=0, le=1e6)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1, le=_INT32)
@@ -65,7 +65,8 @@ class SamplingParams(BaseModel):
 
 class GenerateRequest(BaseModel):
     """One prompt, in the form of SGLang's `/generate`. `logprob_start_len` < 0: none of the prompt
-    is scored; otherwise the prompt's tokens behind this position are."""
+    is scored; otherwise the prompt's tokens behind this position are. Routers add fields of their
+    own, which are ignored."""
 
     model_config = _STRICT
     input_ids: tuple[_TokenId, ...] = Field(min_length=1)

@@ -145,7 +145,6 @@ async def test_scoring_and_the_base_prefix(http, server, core, model):
         ({"input_ids": [8], "sampling_params": {"max_new_tokens": -3}}, "max_new_tokens"),
         ({"input_ids": [8], "sampling_params": {"json_schema": "{}"}}, "json_schema"),
         ({"input_ids": [8], "sampling_params": {"n": 2}}, "sampling_params.n"),
-        ({"input_ids": [8], "token_ids_logprob": [9]}, "token_ids_logprob"),
         ({"input_ids": [8], "top_logprobs_num": 100000}, "top_logprobs_num"),
         ({"input_ids": [8], "logprob_start_len": 2**40}, "logprob_start_len"),
         ([1], "body"),

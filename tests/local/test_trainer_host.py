@@ -101,7 +101,7 @@ def play(journal: Journal, name: str, prompt: list[int], score: float) -> str:
     versions = [meta["weight_version"]] * len(reply["output_ids"])
     rec = record(
         name, session_id=name, prompt_ids=prompt, output_ids=reply["output_ids"],
-        output_logprobs=[p for p, _, _ in meta["output_token_logprobs"]],
+        output_logprobs=[p for p, _ in meta["output_token_logprobs"]],
         output_versions=versions, node_hash=name, created=time.time(),
     )  # fmt: skip
     journal.record_turn(rec)
