@@ -1,13 +1,14 @@
 """The HTTP service: thin routes over `core.Gateway`, and its life from start to graceful end.
 
-await run(config)                 # until SIGINT or SIGTERM
-async with serving(config) as url: ...    # in the same process (tests, benchmarks)
+await run(config)                           # until SIGINT or SIGTERM
+async with serving(config) as url: ...      # in the same process (tests, benchmarks)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import json
 import logging
@@ -20,42 +21,44 @@ from aiohttp import web
 
 from openclaw_rl import __version__
 from openclaw_rl.config import Config
-from openclaw_rl.gateway.auth import Auth, Caller, from_a_website
-from openclaw_rl.gateway.core import ClientGone
-from openclaw_rl.gateway.failures import error_response, http_log, to_wire
+from openclaw_rl.gateway.access import Auth, Caller, Grace, Limit, from_a_website, read_body
+from openclaw_rl.gateway.core import ClientGone, Gateway, open_gateway
 from openclaw_rl.gateway.feedback import parse_feedback
-from openclaw_rl.gateway.health import fates_body, fates_gauges, mismatch_gauges, warnings
-from openclaw_rl.gateway.limits import Grace
-from openclaw_rl.gateway.parts import Parts, open_parts
-from openclaw_rl.gateway.replies import StreamSink, Way, WholeSink
-from openclaw_rl.gateway.turn import OpenTurn
+from openclaw_rl.gateway.replies import StreamedReply, error_response, to_wire, whole_reply
+from openclaw_rl.gateway.status import journal_gauges, mismatch_gauges, warnings
+from openclaw_rl.gateway.turn import OpenTurn, Shown
 from openclaw_rl.wire.anthropic import MESSAGES, parse_count_request
 from openclaw_rl.wire.chat import CHAT
-from openclaw_rl.wire.dialect import Dialect
+from openclaw_rl.wire.dialect import Dialect, TokenLogprob
 from openclaw_rl.wire.errors import WireError, unauthorized
+from openclaw_rl.wire.reply import ReplyEvent
 
 log = logging.getLogger("openclaw_rl.gateway")
+http_log = logging.getLogger("openclaw_rl.gateway.http")
+"""For aiohttp's own lines."""
 
-PARTS = web.AppKey("parts", Parts)
+CONFIG = web.AppKey("config", Config)
+GATEWAY = web.AppKey("gateway", Gateway)
 AUTH = web.AppKey("auth", Auth)
 GRACE = web.AppKey("grace", Grace)
-CONFIG = web.AppKey("config", Config)
+INFLIGHT = web.AppKey("inflight", Limit)
+BODIES = web.AppKey("bodies", Limit)
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 
+MAX_BODIES = 512
+"""Requests that may be sending their bodies; `max_inflight` counts those that have sent it."""
+SHUTDOWN_SECONDS = 5.0
+"""How long replies under way may go on after the gateway was told to stop."""
 SWITCH_SECONDS = 0.0005
 """How long a thread (tokenizer, journal) waits for the busy event loop to let it go on. Python's
 5 ms, once for each statement of SQLite's, would be most of a reply's commit under load."""
-
-SHUTDOWN_SECONDS = 5.0
-"""How long replies under way may go on after the gateway was told to stop."""
-
 _TELL_SECONDS = 1.0
 """Time to tell clients that their reply was ended, before their connections are closed."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 OPEN_ROUTES = frozenset({"/healthz"})
 """Reachable without a key: a monitor needs no more than states and counts."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(config: Config) -> web.Application:
@@ -67,7 +70,9 @@ def make_app(config: Config) -> web.Application:
     app[CONFIG] = config
     app[AUTH] = Auth(config.gateway.api_key)
     app[GRACE] = Grace()
-    app.cleanup_ctx.append(_parts)
+    app[INFLIGHT] = Limit(config.gateway.max_inflight)
+    app[BODIES] = Limit(MAX_BODIES)
+    app.cleanup_ctx.append(_gateway)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/messages", messages)
     app.router.add_post("/v1/messages/count_tokens", count_tokens)
@@ -154,7 +159,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     finally:
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "none"
-        request.app[PARTS].metrics.count("requests", route=route, status=str(status))
+        request.app[GATEWAY].metrics.requests.labels(route, str(status)).inc()
 
 
 @web.middleware
@@ -174,10 +179,24 @@ async def _check_key(request: web.Request, handler: Handler) -> web.StreamRespon
     return await handler(request)
 
 
-async def _parts(app: web.Application) -> AsyncIterator[None]:
-    async with open_parts(app[CONFIG]) as parts:
-        app[PARTS] = parts
+async def _gateway(app: web.Application) -> AsyncIterator[None]:
+    async with open_gateway(app[CONFIG]) as gateway:
+        app[GATEWAY] = gateway
         yield
+
+
+class _TypesOnly(logging.Filter):
+    """aiohttp logs what it cannot read byte for byte, keys and conversations among it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
+            record.exc_info = record.exc_text = None
+        return True
+
+
+http_log.addFilter(_TypesOnly())
 
 
 # -- routes ----------------------------------------------------------------------------------------
@@ -195,42 +214,43 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.Response:
     """How many tokens the prompt of a Messages request has."""
-    parts = request.app[PARTS]
-    body = await parts.bodies.read(request)
-    with parts.inflight.slot():
+    gateway = request.app[GATEWAY]
+    body = await read_body(request, request.app[BODIES])
+    with request.app[INFLIGHT].slot():
         chat = parse_count_request(body)
-        count = await parts.gateway.count(chat, request[CALLER], _headers(request), len(body))
+        count = await gateway.count(chat, request[CALLER], _headers(request), len(body))
         return web.json_response({"input_tokens": count})
 
 
 async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
-    parts = request.app[PARTS]
-    body = await parts.bodies.read(request)
-    with parts.inflight.slot():
+    gateway = request.app[GATEWAY]
+    body = await read_body(request, request.app[BODIES])
+    with request.app[INFLIGHT].slot():
         chat = dialect.parse(body)
         if chat.ignored:
             log.info("ignored keys: %s", ", ".join(ascii(name[:40]) for name in chat.ignored[:20]))
-        turn = await parts.gateway.begin(chat, request[CALLER], _headers(request), len(body))
-        way = Way(dialect, parts.config.served_name, parts.tokenizer.decode)
+        turn = await gateway.begin(chat, request[CALLER], _headers(request), len(body))
         if chat.stream:
-            return await _stream(request, parts, turn, way)
-        sink = WholeSink(turn, way)
+            return await _stream(request, turn, dialect)
+        events: list[ReplyEvent] = []
+        logprobs: list[TokenLogprob] = []
+
+        async def keep(shown: Shown) -> None:
+            events.extend(shown[0])
+            logprobs.extend(shown[1] or ())
+
         async with request.app[GRACE].reply():
-            with parts.waiting() as on_wait:
-                await parts.gateway.run(turn, sink, on_wait)
-        return sink.response()
+            await gateway.run(turn, keep)
+        return whole_reply(turn, dialect, events, logprobs)
 
 
-async def _stream(
-    request: web.Request, parts: Parts, turn: OpenTurn, way: Way
-) -> web.StreamResponse:
-    sink = StreamSink(request, turn, way, parts.config.gateway.keepalive_seconds)
-    keep_alive = asyncio.ensure_future(sink.keep_alive())
+async def _stream(request: web.Request, turn: OpenTurn, dialect: Dialect) -> web.StreamResponse:
+    reply = StreamedReply(request, turn, dialect, request.app[CONFIG].gateway.keepalive_seconds)
+    keep_alive = asyncio.ensure_future(reply.keep_alive())
     error: Exception | None = None
     try:
         async with request.app[GRACE].reply():
-            with parts.waiting() as on_wait:
-                await parts.gateway.run(turn, sink, on_wait)
+            await request.app[GATEWAY].run(turn, reply.show)
     except ClientGone:
         raise
     except Exception as failed:
@@ -239,15 +259,15 @@ async def _stream(
         keep_alive.cancel()
     await asyncio.wait([keep_alive])  # nothing of it may follow the end
     if error is None:
-        return await sink.finish()
-    if sink.response is None:
+        return await reply.finish()
+    if reply.response is None:
         raise error
-    return await sink.fail(to_wire(error))
+    return await reply.fail(to_wire(error))
 
 
 async def models(request: web.Request) -> web.Response:
     """The one model that is served, in a form that both SDKs read."""
-    entry = _model(request.app[PARTS])
+    entry = _model(request.app[GATEWAY])
     name = entry["id"]
     page = {"has_more": False, "first_id": name, "last_id": name}
     return web.json_response({"object": "list", "data": [entry], **page})
@@ -255,7 +275,7 @@ async def models(request: web.Request) -> web.Response:
 
 async def model(request: web.Request) -> web.Response:
     """One model by name."""
-    entry = _model(request.app[PARTS])
+    entry = _model(request.app[GATEWAY])
     if request.match_info["name"] != entry["id"]:
         raise WireError(404, f"the served model is {entry['id']}", code="model_not_found")
     return web.json_response(entry)
@@ -263,39 +283,42 @@ async def model(request: web.Request) -> web.Response:
 
 async def feedback(request: web.Request) -> web.Response:
     """A thumb, a score or words about a turn, as its next state."""
-    given = parse_feedback(await request.app[PARTS].bodies.read(request))
-    turn_id = await request.app[PARTS].gateway.feedback(given, request[CALLER])
+    given = parse_feedback(await read_body(request, request.app[BODIES]))
+    turn_id = await request.app[GATEWAY].feedback(given, request[CALLER])
     return web.json_response({"object": "feedback", "turn_id": turn_id, "accepted": True})
 
 
 async def end_session(request: web.Request) -> web.Response:
     """The session is over: its last turn need not wait for a next state."""
     session_id = request.match_info["session_id"]
-    await request.app[PARTS].gateway.end_session(session_id, request[CALLER])
+    await request.app[GATEWAY].end_session(session_id, request[CALLER])
     return web.json_response({"object": "session", "session_id": session_id, "ended": True})
 
 
 async def healthz(request: web.Request) -> web.Response:
-    """The state of everything, for people and monitors."""
-    parts = request.app[PARTS]
-    engine = await parts.health.engine()
-    fates = await parts.health.fates()
-    journal_ok = parts.gateway.journal_error is None and fates is not None
+    """The state of everything, for people and monitors: 200 as long as the gateway serves, what is
+    not well is said in the body."""
+    gateway = request.app[GATEWAY]
+    engine, counts = await gateway.probe()
+    journal_ok = gateway.journal_error is None and counts is not None
     return web.json_response(
         {
             "status": "ok",
             "version": __version__,
-            "model": parts.config.served_name,
-            "reply_format": parts.reply_format.name,
-            "uptime_seconds": round(time.monotonic() - parts.started, 1),
-            "engine": {"state": engine, "weight_version": parts.address.weight_version},
+            "model": gateway.config.served_name,
+            "reply_format": gateway.reply_format.name,
+            "uptime_seconds": round(time.monotonic() - gateway.started, 1),
+            "engine": {"state": engine, "weight_version": gateway.policy.weight_version()},
             "journal": {
                 "state": "ok" if journal_ok else "failing",
-                "failed_writes": int(parts.metrics.get("journal_failed")),
+                "failed_writes": gateway.failed_writes,
             },
-            "requests": {"inflight": parts.inflight.now, "waiting_for_engine": parts.waiting_now},
-            "turns": fates_body(fates),
-            "warnings": warnings(fates, engine, journal_ok),
+            "requests": {
+                "inflight": request.app[INFLIGHT].now,
+                "waiting_for_engine": gateway.waiting,
+            },
+            "turns": None if counts is None else dataclasses.asdict(counts),
+            "warnings": list(warnings(counts, engine, journal_ok)),
         },
         dumps=json.dumps,
     )
@@ -303,24 +326,25 @@ async def healthz(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
-    parts = request.app[PARTS]
-    gauges = fates_gauges(await parts.health.fates())
-    gauges |= mismatch_gauges(await parts.health.mismatch())
-    gauges["inflight"] = {(): parts.inflight.now}
-    gauges["waiting_for_engine"] = {(): parts.waiting_now}
-    gauges["known_turns"] = {(): len(parts.known)}
-    gauges["known_bytes"] = {(): parts.known.bytes}
-    text = parts.metrics.render(gauges)
+    gateway = request.app[GATEWAY]
+    gauges = {
+        **mismatch_gauges(await gateway.trainer()),
+        "inflight": request.app[INFLIGHT].now,
+        "waiting_for_engine": gateway.waiting,
+        "known_turns": gateway.prompts.known_turns,
+        "known_bytes": gateway.prompts.known_bytes,
+    }
+    text = gateway.metrics.text(gauges, journal_gauges((await gateway.probe())[1]))
     return web.Response(
         body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     )
 
 
-def _model(parts: Parts) -> dict[str, object]:
+def _model(gateway: Gateway) -> dict[str, object]:
     """One model with the keys of both APIs, and the limits that clients keep within (named as vLLM,
     OpenRouter and Anthropic do). When it was made is not known: the epoch."""
-    name, context = parts.config.served_name, parts.gateway.context_length
-    longest = min(parts.config.gateway.max_tokens, context)
+    name, context = gateway.config.served_name, gateway.context_length
+    longest = min(gateway.config.gateway.max_tokens, context)
     return {
         "id": name,
         "object": "model",

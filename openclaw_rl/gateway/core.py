@@ -1,8 +1,9 @@
 """The gateway without HTTP: places a request, renders it, lets the engine reply, records the turn.
 
 Guarantees: the client sees the end of a reply only after its turn is in the journal (or after the
-journal failed, which is counted and never disturbs the client); a turn whose client went away is
-aborted at the engine and not recorded; what is recorded is exactly what was served.
+journal failed, which is counted as `unrecorded` and never disturbs the client: such a turn is not
+recorded later either); a turn whose client went away is aborted at the engine and not recorded;
+what is recorded is exactly what was served.
 """
 
 from __future__ import annotations
@@ -13,50 +14,86 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from cachetools import LRUCache
 
 from openclaw_rl.config import Config
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.types import Delta, Engine, OnWait
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
-from openclaw_rl.gateway.auth import Caller
+from openclaw_rl.gateway.access import Caller
 from openclaw_rl.gateway.feedback import Feedback
-from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
-from openclaw_rl.gateway.metrics import Metrics
+from openclaw_rl.gateway.policy import Policy, publish_gateway
 from openclaw_rl.gateway.prompts import Prompts
-from openclaw_rl.gateway.recent import Endings, NewestTurns, RecentIds
-from openclaw_rl.gateway.stops import StopCut
-from openclaw_rl.gateway.turn import OpenTurn, fit_max_tokens, stop_strings, view_of
+from openclaw_rl.gateway.status import EngineState, Metrics
+from openclaw_rl.gateway.turn import OpenTurn, Shown
+from openclaw_rl.journal.lock import gateway_lock
+from openclaw_rl.journal.records import Outcomes
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.session.types import NextState, Placement
-from openclaw_rl.types import Turn
+from openclaw_rl.session.types import NextState, Placement, RequestView
+from openclaw_rl.wire.dialect import Head
 from openclaw_rl.wire.errors import WireError, prompt_too_long
-from openclaw_rl.wire.formats import ReplyFormat
-from openclaw_rl.wire.reply import END_THINK, ReplyEvent
+from openclaw_rl.wire.formats import ReplyFormat, choose_format
 from openclaw_rl.wire.request import ChatRequest
 
 log = logging.getLogger("openclaw_rl.gateway")
 
 MAX_TURNS = 20_000
 """Turns that the session tracker keeps in memory."""
-
 JOURNAL_SECONDS = 5.0
 """How long the end of a reply waits for its journal commit before it is served without."""
+FRESH_SECONDS, PROBE_SECONDS = 1.0, 2.0
+"""Probes of engine and journal are cheap but not free; a monitor that asks more often gets the last
+answer."""
+_OPERATORS = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "logit_bias",
+        "frequency_penalty", "presence_penalty", "repetition_penalty",
+    }
+)  # fmt: skip
+"""Sampling parameters that a client does not decide under `client_sampling = ignore`."""
 
-
-class Sink(Protocol):
-    """Where a reply goes while it is made."""
-
-    async def show(self, events: list[ReplyEvent], delta: Delta) -> None:
-        """Take what the client may see now. Raises `ClientGone` when nobody listens any more."""
+Show = Callable[[Shown], Awaitable[None]]
+"""Takes what the client may see now. Raises `ClientGone` when nobody listens any more."""
 
 
 class ClientGone(Exception):
     """The client closed its connection."""
+
+
+@asynccontextmanager
+async def open_gateway(config: Config) -> AsyncIterator[Gateway]:
+    """Open journal, tokenizer and connections; a restart picks every conversation up where the
+    journal has it. On leaving, finish what is being written, then close."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(gateway_lock(config.journal_path))
+        executor = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="gateway"))
+        tokenizer, reply_format, by = await asyncio.to_thread(_load_model, config)
+        journal = await asyncio.to_thread(AsyncJournal.open, config.journal_path)
+        stack.push_async_callback(journal.close)
+        about = {"model": config.served_name, "reply_format": f"{reply_format.name} (by {by})"}
+        await journal.write(partial(publish_gateway, config.gateway.url, about))
+        policy = Policy(config, journal)
+        await policy.look()
+        http = await stack.enter_async_context(
+            connections(config.engine.api_key, read_bufsize=2**20)
+        )
+        engine = policy.client(http, config.gateway.engine_wait_seconds)
+        stack.push_async_callback(engine.close)
+        following = asyncio.ensure_future(policy.follow(engine, config.gateway.url, about))
+        stack.callback(following.cancel)
+        gateway = Gateway(config, tokenizer, reply_format, engine, policy, journal, executor)
+        await gateway.restore()
+        stack.push_async_callback(gateway.settle)
+        yield gateway
 
 
 class Gateway:
@@ -65,46 +102,48 @@ class Gateway:
     def __init__(
         self,
         config: Config,
-        *,
         tokenizer: ChatTokenizer,
         reply_format: ReplyFormat,
-        engine: Engine,
+        engine: EngineClient,
+        policy: Policy,
         journal: AsyncJournal,
-        tracker: Tracker,
-        prompts: Prompts,
-        known: KnownTurns,
-        metrics: Metrics,
-        engine_context: Callable[[], int | None] = lambda: None,
-        clock: Callable[[], float] = time.time,
+        executor: ThreadPoolExecutor,
     ) -> None:
-        self._config = config
-        self._tokenizer = tokenizer
-        self._format = reply_format
-        self._engine = engine
-        self._journal = journal
-        self._tracker = tracker
-        self._prompts = prompts
-        self._known = known
-        self._metrics = metrics
-        self._clock = clock
-        end = tokenizer.encode(END_THINK)
-        self._end_of_reasoning = end[0] if len(end) == 1 else None
         context = config.gateway.context_length or tokenizer.context_length
         if not context:
             raise ConfigError("the model does not tell its context length: set --context-length")
-        self._context, self._engine_context = context, engine_context
-        self._unrecorded = RecentIds(MAX_TURNS)
-        self._continued = RecentIds(MAX_TURNS)
-        self._newest = NewestTurns(MAX_TURNS)
-        self._endings = Endings(MAX_TURNS)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.config = config
+        self.reply_format = reply_format
+        self.policy = policy
+        self.metrics = Metrics()
+        self.prompts = Prompts(tokenizer, reply_format, journal, executor, self.metrics)
+        self.started = time.monotonic()
+        self.waiting = 0
+        """Requests that wait for the engine now."""
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
+        self.failed_writes = 0
+        self._context = context
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._journal = journal
+        self._tracker = Tracker(max_turns=MAX_TURNS, unnamed=config.gateway.unnamed)
+        self._unrecorded: LRUCache[str, bool] = LRUCache(MAX_TURNS)
+        self._continued: LRUCache[str | None, bool] = LRUCache(MAX_TURNS)
+        """Turns that have their next state."""
+        self._newest: LRUCache[tuple[str | None, str], str] = LRUCache(2 * MAX_TURNS)
+        """The newest main turn of each (owner, session); owner None: of anybody's."""
+        self._ended: LRUCache[tuple[str | None, str], float] = LRUCache(MAX_TURNS)
+        """When sessions were told to have ended, for replies that were under way then."""
+        self._ignored: set[str] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._probed: tuple[float, EngineState, Outcomes | None] | None = None
+        self._probing = asyncio.Lock()
 
     @property
     def context_length(self) -> int:
         """Tokens that prompt and reply may have together: the model's, or what its engine holds."""
-        return min(self._context, self._engine_context() or self._context)
+        return min(self._context, self.policy.context_length() or self._context)
 
     async def begin(
         self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], size: int
@@ -114,52 +153,40 @@ class Gateway:
         `headers` have lower-case names, `size` is the length of the body. Raises `WireError` for
         a prompt that does not fit the context.
         """
-        started = time.perf_counter()
-        now = self._clock()
-        view = view_of(request, caller, headers)
-        placement = self._without_lost_parent(self._tracker.place(view, now))
+        started, now = time.perf_counter(), time.time()
+        placement = self._tracker.place(_view(request, caller, headers), now)
+        placement = self._without_lost_parent(placement)
         if placement.kind == "main" and placement.next_state is not None:
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
-            self._continued.add(placement.next_state.turn_id)
+            self._continued[placement.next_state.turn_id] = True
             self._spawn(self._journal_next_state(placement, placement.next_state, now))
-        prompt = await self._prompts.build(request, placement, size, self.context_length)
+        prompt = await self.prompts.build(request, placement, size, self.context_length)
         if placement.parent_id is not None:
-            tokens = "kept" if prompt.shares_tokens else "new"
-            self._metrics.count("continued_turns", tokens=tokens)
-        room = fit_max_tokens(
-            request.max_tokens,
-            self._config.gateway.max_tokens,
-            len(prompt.ids),
-            self.context_length,
+            self.metrics.continued.labels("kept" if prompt.shares_tokens else "new").inc()
+        record = dataclasses.replace(
+            placement.head(uuid.uuid4().hex, now),
+            shares_tokens=prompt.shares_tokens,
+            prompt_ids=prompt.ids,
+            messages=prompt.messages,
+            tools=request.tools,
+            template_kwargs=request.template_kwargs,
+            sampling=self._sampling(request, len(prompt.ids)),
+            rendered_len=prompt.rendered_len,
+            rendered_sha=prompt.rendered_sha,
         )
-        if room < 1:
-            raise prompt_too_long(len(prompt.ids), self.context_length)
-        sampling = {"temperature": self._config.gateway.temperature, **request.sampling}
-        sampling["max_new_tokens"] = room
-        # Engines know them too; a model whose own configuration is wrong ends its turns as well.
-        ends = {*sampling.get("stop_token_ids", ()), *self._tokenizer.eos_ids}
-        sampling["stop_token_ids"] = sorted(ends)
         turn = OpenTurn(
-            turn_id=uuid.uuid4().hex,
-            owner=caller.owner,
             request=request,
             placement=placement,
-            prompt=prompt,
-            sampling=sampling,
-            text=self._tokenizer.stream(),
-            stops=StopCut(stop_strings(sampling)),
-            parser=self._format.parser(
-                request.tools,
-                in_reasoning=prompt.in_reasoning,
-            ),
-            end_of_reasoning=self._end_of_reasoning,
-            top_k=self._config.train.opd_top_k,
-            created=now,
+            record=record,
+            head=Head(record.turn_id, self.config.served_name, int(now), request),
+            tokenizer=self._tokenizer,
+            parser=self.reply_format.parser(request.tools, in_reasoning=prompt.in_reasoning),
+            top_k=self.config.train.opd_top_k,
             started=started,
+            prepare_seconds=time.perf_counter() - started,
         )
-        turn.prepare_seconds = time.perf_counter() - started
-        self._metrics.observe("prepare", turn.prepare_seconds)
-        self._metrics.count("identity", source=placement.source)
+        self.metrics.prepare.observe(turn.prepare_seconds)
+        self.metrics.identity.labels(placement.source).inc()
         return turn
 
     async def count(
@@ -167,24 +194,27 @@ class Gateway:
     ) -> int:
         """How many tokens the prompt of this request would have. Nothing is recorded, and
         no later request is placed otherwise because of it."""
-        view = view_of(request, caller, headers)
-        placement = self._without_lost_parent(self._tracker.look(view, self._clock()))
-        return len((await self._prompts.build(request, placement, size)).ids)
+        placement = self._tracker.look(_view(request, caller, headers), time.time())
+        placement = self._without_lost_parent(placement)
+        return len((await self.prompts.build(request, placement, size)).ids)
 
-    async def run(self, turn: OpenTurn, sink: Sink, on_wait: OnWait | None = None) -> None:
-        """Let the engine reply into `sink`, then record the turn.
+    async def run(self, turn: OpenTurn, show: Show) -> None:
+        """Let the engine reply, showing what comes, then record the turn.
 
         Raises the engine's errors; cancellation and `ClientGone` abort at the engine. In all
         these cases nothing is recorded.
         """
         try:
-            await self._generate(turn, sink, on_wait)
+            await self._generate(turn, show)
         except (asyncio.CancelledError, ClientGone):  # the engine client aborts what it leaves
+            self._spawn(self._count("disconnected"))
             self._unfinished(turn, "disconnected")
             raise
         except Exception as error:
             self._unfinished(turn, type(error).__name__)
             raise
+        finally:
+            self.waiting -= turn.waits
         # The reply is whole: it is recorded even if the client leaves in this very moment.
         await asyncio.shield(self._spawn(self._record(turn)))
 
@@ -193,99 +223,136 @@ class Gateway:
 
         Raises `WireError` 404 where the caller has no such turn, 409 where it has its next state.
         """
-        turn_id = feedback.turn_id
-        if feedback.session_id is not None:
-            turn_id = self._newest.of(feedback.session_id, caller)
+        turn_id, session_id = feedback.turn_id, feedback.session_id
+        if session_id is not None:
+            turn_id = self._newest.get((caller.owner, session_id))
+            if turn_id is None and caller.anybody:
+                turn_id = self._newest.get((None, session_id))
         turn = None if turn_id is None else await self._journal.turn(turn_id)
         if turn is None or not caller.may_name(turn.owner):
             raise WireError(404, "there is no such turn", code="turn_not_found")
-        self._continued.add(turn.turn_id)
-        write = self._journal.set_next_state(turn.turn_id, [feedback.message], self._clock())
+        self._continued[turn.turn_id] = True
+        write = self._journal.set_next_state(turn.turn_id, [feedback.message], time.time())
         if not await write:
             raise WireError(
                 409,
                 "this turn has its next state already, or is none that is judged",
                 code="turn_not_waiting",
             )
-        self._metrics.count("feedback")
+        self.metrics.feedback.inc()
         return turn.turn_id
 
     async def end_session(self, session_id: str, caller: Caller) -> None:
         """Nothing follows in this session of the caller's: none of its turns waits any more."""
         owner = None if caller.anybody else caller.owner
-        self._endings.note(session_id, owner, time.perf_counter())
-        await self._journal.end_session(session_id, self._clock(), owner=owner)
+        self._ended[owner, session_id] = time.perf_counter()
+        await self._journal.end_session(session_id, time.time(), owner=owner)
         self._tracker.forget_session(session_id, owner)
-        self._metrics.count("ended_sessions")
+        self.metrics.ended_sessions.inc()
 
-    def restore(self, nodes: Iterable[Turn]) -> None:
-        """After a restart: which turn of each session is the newest."""
+    async def probe(self) -> tuple[EngineState, Outcomes | None]:
+        """The engine's state (`unknown`: no host has published one yet, `waiting`: it does not
+        answer), and the journal's counts, or None where it cannot be read."""
+        async with self._probing:
+            now, last = time.monotonic(), self._probed
+            if last is None or last[1] == "unknown" or now - last[0] > FRESH_SECONDS:
+                last = self._probed = (now, await self._engine_state(), await self._counts())
+            return last[1:]
+
+    async def trainer(self) -> Mapping[str, Any]:
+        """What the trainer says of its last batch, if it has said anything."""
+        try:
+            endpoint = await self._journal.endpoint("trainer")
+        except OpenClawRLError:
+            return {}
+        return {} if endpoint is None else endpoint.info
+
+    async def restore(self) -> None:
+        """After a restart: take the trajectories up where the journal has them."""
+        nodes = await self._journal.heads(MAX_TURNS)
+        self._tracker.restore(nodes)
         for node in nodes:
             if node.kind == "main":
-                self._newest.note(node.owner, node.session_id, node.turn_id)
+                self._note_newest(node.owner, node.session_id, node.turn_id)
+        log.info("journal %s: %d turns restored", self.config.journal_path, len(nodes))
 
     async def settle(self) -> None:
         """Wait for what still runs in the background (aborts, commits)."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- the engine ------------------------------------------------------------------------------
 
-    async def _generate(self, turn: OpenTurn, sink: Sink, on_wait: OnWait | None) -> None:
+    def _sampling(self, request: ChatRequest, prompt_tokens: int) -> dict[str, Any]:
+        """The parameters of the engine's request: the client's, as far as they are its to choose,
+        and as many tokens as are left of the context. Raises `WireError` where none is."""
+        asked, config = request.sampling, self.config.gateway
+        if config.client_sampling == "ignore":
+            for name in sorted(asked.keys() & _OPERATORS):
+                self.metrics.ignored_sampling.labels(name).inc()
+                if name not in self._ignored:
+                    log.info("a client sends %s, which is ignored (client_sampling)", name)
+                    self._ignored.add(name)
+            asked = {name: value for name, value in asked.items() if name not in _OPERATORS}
+        left = self.context_length - prompt_tokens
+        if left < 1:
+            raise prompt_too_long(prompt_tokens, self.context_length)
+        return {
+            "temperature": config.temperature,
+            **asked,
+            "max_new_tokens": min(request.max_tokens or config.max_tokens, left),
+            # Engines know them too; a model whose own configuration is wrong ends its turns too.
+            "stop_token_ids": sorted({*asked.get("stop_token_ids", ()), *self._tokenizer.eos_ids}),
+        }
+
+    async def _generate(self, turn: OpenTurn, show: Show) -> None:
+        def on_wait(_: str) -> None:
+            if not turn.waits:
+                turn.waits = True
+                self.waiting += 1
+                self.metrics.engine_waits.inc()
+
         deltas = self._engine.generate(
-            turn.prompt.ids,
-            dict(turn.sampling),
-            rid=turn.turn_id,
-            routing_key=turn.placement.session_id,
+            turn.record.prompt_ids,
+            turn.record.sampling,
+            rid=turn.record.turn_id,
+            routing_key=turn.record.session_id,
             top_logprobs=turn.asked_candidates,
+            stream=turn.request.stream,
             on_wait=on_wait,
         )
+        highest = self._tokenizer.vocab_size or math.inf
         async with aclosing(deltas):
             async for delta in deltas:
-                if max(delta.ids, default=0) >= (self._tokenizer.vocab_size or math.inf):
+                if max(delta.ids, default=0) >= highest:
                     raise EngineError("the engine gave a token that the model lacks: another one?")
                 if turn.first_token_seconds is None:
                     turn.first_token_seconds = time.perf_counter() - turn.started
-                    self._metrics.observe("first_token", turn.first_token_seconds)
-                await sink.show(turn.take(delta), delta)
+                    self.metrics.first_token.observe(turn.first_token_seconds)
+                await show(turn.take(delta))
+
+    async def _engine_state(self) -> EngineState:
+        if self.policy.url() is None:
+            return "unknown"
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                return "ok" if await self._engine.health() else "waiting"
+        except (OpenClawRLError, OSError, TimeoutError):
+            return "waiting"
+
+    # -- the journal -----------------------------------------------------------------------------
 
     async def _record(self, turn: OpenTurn) -> None:
-        reply = turn.parser.message()
-        placement, prompt = turn.placement, turn.prompt
-        now = self._clock()
+        placement, now = turn.placement, time.time()
         late = any(one in self._continued for one in self._tracker.overtaken_by(placement))
-        over = self._endings.since(placement.session_id, turn.owner, turn.started)
-        head = self._tracker.commit(placement, turn.turn_id, reply, now, retried=late)
-        record = dataclasses.replace(
-            head,
-            shares_tokens=prompt.shares_tokens,
-            prompt_ids=prompt.ids,
-            output_ids=turn.output_ids,
-            output_logprobs=turn.logprobs,
-            output_versions=turn.versions,
-            finish_reason=turn.finish_reason,
-            truncated=turn.finish_reason == "length",
-            messages=prompt.messages,
-            reply=reply,
-            tools=turn.request.tools,
-            template_kwargs=turn.request.template_kwargs,
-            sampling=turn.sampling,
-            rendered_len=prompt.rendered_len,
-            rendered_sha=prompt.rendered_sha,
-            created=turn.created,
-            topk=turn.topk(),
-            drop_reason=head.drop_reason or ("session_ended" if over else None),
+        over = any(
+            self._ended.get((owner, placement.session_id), turn.started) > turn.started
+            for owner in (turn.record.owner, None)
         )
-        started = time.perf_counter()
-        recorded = await self._journaled(self._journal.write(self._writing(record, placement, now)))
-        self._metrics.observe("commit", time.perf_counter() - started)
-        if recorded:
-            self._remember(turn, record)
-        else:
-            self._unrecorded.add(turn.turn_id)
-        self._log(turn, recorded)
-
-    def _writing(self, record: Turn, placement: Placement, now: float) -> Callable[[Journal], None]:
+        reply = turn.parser.message()
+        head = self._tracker.commit(placement, turn.record.turn_id, reply, now, retried=late)
+        drop_reason = head.drop_reason or ("session_ended" if over else None)
+        record = turn.finished(reply, head.node_hash, drop_reason)
         retried_id = placement.retried_id
         if retried_id in self._continued:  # meanwhile, so this request was no retry of it
             retried_id = None
@@ -295,7 +362,17 @@ class Gateway:
                 journal.drop(retried_id, "retried", now)
             journal.record_turn(record)
 
-        return write
+        started = time.perf_counter()
+        recorded = await self._journaled(self._journal.write_within(JOURNAL_SECONDS, write))
+        self.metrics.commit.observe(time.perf_counter() - started)
+        if recorded:
+            self.prompts.remember(record)
+            if record.kind == "main":
+                self._note_newest(record.owner, record.session_id, record.turn_id)
+        else:
+            self._unrecorded[record.turn_id] = True
+            self._spawn(self._count("unrecorded"))
+        self._log(turn, recorded)
 
     async def _journal_next_state(
         self, placement: Placement, next_state: NextState, now: float
@@ -310,29 +387,25 @@ class Gateway:
     async def _journaled(self, write: Awaitable[Any]) -> bool:
         """Whether the journal took it. A journal that cannot is no reason to fail the client."""
         try:
-            await asyncio.wait_for(write, JOURNAL_SECONDS)
-        except (OpenClawRLError, OSError, TimeoutError) as error:
+            in_time = await write is not False
+            self.journal_error = None if in_time else f"no commit within {JOURNAL_SECONDS:g} s"
+        except (OpenClawRLError, OSError) as error:
             self.journal_error = f"{type(error).__name__}: {error}"
-            self._metrics.count("journal_failed")
+        if self.journal_error is not None:
+            self.failed_writes += 1
+            self.metrics.journal_failed.inc()
             log.error("journal failed: %s", self.journal_error)
-            return False
-        self.journal_error = None
-        return True
+        return self.journal_error is None
 
-    def _remember(self, turn: OpenTurn, record: Turn) -> None:
-        tokens = turn.prompt.ids + compact(turn.output_ids)
-        known = KnownTurn(
-            reply=record.reply,
-            tokens=tokens,
-            output_len=len(turn.output_ids),
-            rendered_len=record.rendered_len,
-            rendered_sha=record.rendered_sha,
-        )
-        self._known.put(turn.turn_id, known)
-        if record.kind == "main":
-            self._newest.note(record.owner, record.session_id, turn.turn_id)
-        if record.parent_id is not None and record.shares_tokens:
-            self._known.outgrow(record.parent_id)
+    async def _count(self, name: str) -> None:
+        with suppress(OpenClawRLError):
+            await self._journal.count(name)
+
+    async def _counts(self) -> Outcomes | None:
+        try:
+            return await self._journal.outcomes()
+        except OpenClawRLError:
+            return None
 
     def _without_lost_parent(self, placement: Placement) -> Placement:
         """The tracker may know a turn that the journal failed to take: nothing hangs on it."""
@@ -340,37 +413,40 @@ class Gateway:
             return dataclasses.replace(placement, parent_id=None, matched=0, next_state=None)
         return placement
 
+    def _note_newest(self, owner: str, session_id: str, turn_id: str) -> None:
+        self._newest[owner, session_id] = self._newest[None, session_id] = turn_id
+
+    # -- what is said of it ----------------------------------------------------------------------
+
     def _unfinished(self, turn: OpenTurn, reason: str) -> None:
-        self._metrics.count("unfinished_turns", reason=reason)
-        if reason == "disconnected":
-            self._spawn(self._journaled(self._journal.count("disconnected")))
+        self.metrics.unfinished.labels(reason).inc()
         log.info(
             "turn %s session %s unfinished: %s after %d tokens, %.3f s",
-            turn.turn_id,
-            turn.placement.session_id,
+            turn.record.turn_id,
+            turn.record.session_id,
             reason,
             len(turn.output_ids),
             time.perf_counter() - turn.started,
         )
 
     def _log(self, turn: OpenTurn, recorded: bool) -> None:
-        kind = turn.placement.kind
-        self._metrics.count("turns", kind=kind)
-        self._metrics.count("prompt_tokens", len(turn.prompt.ids))
-        self._metrics.count("cached_tokens", turn.cached_tokens)
-        self._metrics.count("completion_tokens", len(turn.output_ids))
+        record = turn.record
+        self.metrics.turns.labels(record.kind).inc()
+        self.metrics.prompt_tokens.inc(len(record.prompt_ids))
+        self.metrics.cached_tokens.inc(turn.cached_tokens)
+        self.metrics.completion_tokens.inc(len(turn.output_ids))
         log.info(
             "turn %s session %s by %s %s (%s) parent %s: prompt %d (%d cached, %s) reply %d %s, "
             "prepared %.1f ms, first token %.3f s, total %.3f s%s%s",
-            turn.turn_id,
-            turn.placement.session_id,
-            turn.placement.source,
-            kind,
-            turn.placement.kind_reason,
-            turn.placement.parent_id or "-",
-            len(turn.prompt.ids),
+            record.turn_id,
+            record.session_id,
+            record.source,
+            record.kind,
+            record.kind_reason,
+            record.parent_id or "-",
+            len(record.prompt_ids),
             turn.cached_tokens,
-            "continued" if turn.prompt.shares_tokens else "new",
+            "continued" if record.shares_tokens else "new",
             len(turn.output_ids),
             turn.finish_reason,
             turn.prepare_seconds * 1e3,
@@ -390,3 +466,29 @@ class Gateway:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("background work failed: %s", type(error).__name__)
+
+
+def _view(request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> RequestView:
+    """What the session tracker reads of a request. `headers` have lower-case names."""
+    return RequestView(
+        messages=request.messages,
+        headers=headers,
+        owner=caller.owner,
+        hints=request.hints,
+        key_session=caller.key_session,
+        has_tools=bool(request.tools),
+    )
+
+
+def _load_model(config: Config) -> tuple[ChatTokenizer, ReplyFormat, str]:
+    """Tokenizer and reply format of the served model, which belong together: the one must show the
+    marks that the other reads. And what gave the format away."""
+    tokenizer = ChatTokenizer.load(config.model.path)
+    chosen, by = choose_format(
+        config.gateway.reply_format,
+        tokenizer.template,
+        tokenizer.added_tokens.keys(),
+        config.served_name,
+    )
+    log.info("reply format %s (by %s)", chosen.name, by)
+    return tokenizer.showing(chosen.marks, chosen.inner), chosen, by

@@ -4,6 +4,9 @@ Guarantees: recorded replies stand in the history as the model wrote them (clien
 and re-serialise arguments); where the template then gives the same text again, the prompt begins
 with the tokens that were sampled, and text is only tokenised for what is new; where the template
 rewrites history, the whole text is tokenised and the turn begins a new segment.
+
+Tokens and replies of recent turns are kept in memory, the least recently used go first; whatever
+was evicted is read from the journal again.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from __future__ import annotations
 import asyncio
 import functools
 from array import array
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
+from cachetools import LRUCache
+
 from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
-from openclaw_rl.gateway.known import KnownTurn, KnownTurns, compact
-from openclaw_rl.gateway.metrics import Metrics
-from openclaw_rl.gateway.turn import Prompt
+from openclaw_rl.gateway.status import Metrics
+from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.types import Placement
 from openclaw_rl.types import Message, Turn
 from openclaw_rl.wire.errors import prompt_too_long
@@ -28,12 +34,31 @@ from openclaw_rl.wire.request import ChatRequest
 
 T = TypeVar("T")
 
+KNOWN_TOKEN_BYTES = 96 * 2**20
+KNOWN_REPLY_BYTES = 32 * 2**20
+INLINE_CHARS = 10_000
+"""Longer requests are rendered in a thread, so that other streams go on."""
 ENCODE_INLINE_CHARS = 500
 """Longer texts are tokenised in a thread: about 1 ms per 1,000 characters, during which the
 tokenizer lets other threads run."""
 
-LoadTurns = Callable[[list[str]], Awaitable[list[Turn]]]
-"""Reads turns from the journal; unknown ones are left out."""
+_OVERHEAD_BYTES = 500
+"""Python's objects around one entry, roughly; keeps tiny ones from being counted as free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is served: `messages` with the recorded replies put back, and their exact tokens.
+
+    `shares_tokens`: `ids` begins with the parent's prompt and output, token for token.
+    """
+
+    messages: tuple[Message, ...]
+    ids: array[int]
+    shares_tokens: bool
+    rendered_len: int
+    rendered_sha: str
+    in_reasoning: bool
 
 
 class Prompts:
@@ -43,19 +68,27 @@ class Prompts:
         self,
         tokenizer: ChatTokenizer,
         reply_format: ReplyFormat,
-        known: KnownTurns,
-        load: LoadTurns,
+        journal: AsyncJournal,
         executor: Executor,
         metrics: Metrics,
-        inline_chars: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._format = reply_format
-        self._known = known
-        self._load = load
+        self._journal = journal
         self._executor = executor
         self._metrics = metrics
-        self._inline_chars = inline_chars
+        self._tokens: LRUCache[str, KnownPrompt] = LRUCache(KNOWN_TOKEN_BYTES, _token_bytes)
+        self._replies: LRUCache[str, Message] = LRUCache(KNOWN_REPLY_BYTES, _message_bytes)
+
+    @property
+    def known_turns(self) -> int:
+        """Turns of which anything is in memory."""
+        return len(self._replies)
+
+    @property
+    def known_bytes(self) -> float:
+        """About what they take there."""
+        return self._tokens.currsize + self._replies.currsize
 
     async def build(
         self, request: ChatRequest, placement: Placement, size: int, limit: int | None = None
@@ -65,86 +98,90 @@ class Prompts:
         Raises `EngineRefused` (400) for messages that the template refuses, and `WireError` for a
         prompt that cannot but have `limit` tokens or more: it is not tokenised to know how many.
         """
-        turns = await self._recall(placement)
-        messages = _put_back(request.messages, placement, turns)
-        parent = turns.get(placement.parent_id) if placement.parent_id else None
+        parent, replies = await self._recall(placement)
+        messages = list[Message](request.messages)
+        for index, turn_id in placement.known_replies.items():
+            messages[index] = replies.get(turn_id, messages[index])
         work = functools.partial(self._render, request, messages, parent)
-        text, known_ids = work() if size <= self._inline_chars else await self._in_thread(work)
+        text, known_ids = work() if size <= INLINE_CHARS else await self._in_thread(work)
         if limit is not None and (fewest := self._tokenizer.fewest(text, limit)) >= limit:
             raise prompt_too_long(fewest, limit)
         return Prompt(
-            messages=messages,
-            ids=compact(await self._encode(text)) if known_ids is None else known_ids,
+            messages=tuple(messages),
+            ids=array("i", await self._encode(text)) if known_ids is None else known_ids,
             shares_tokens=known_ids is not None,
             rendered_len=len(text),
             rendered_sha=text_sha(text),
             in_reasoning=opens_reasoning(text),
         )
 
-    async def _encode(self, text: str) -> list[int]:
-        if len(text) <= ENCODE_INLINE_CHARS:
-            return self._tokenizer.encode(text)
-        return await self._in_thread(functools.partial(self._tokenizer.encode, text))
+    def remember(self, turn: Turn) -> KnownPrompt:
+        """Keep what the next turn needs of this one. Its own parent's tokens may go, as they are
+        the beginning of these: a long session costs its length, not the sum of its prompts."""
+        tokens = array("i", turn.prompt_ids)
+        tokens.extend(turn.output_ids)
+        output = tokens[len(turn.prompt_ids) :]
+        known = KnownPrompt(turn.rendered_len, turn.rendered_sha, tokens, output)
+        with suppress(ValueError):  # larger than the whole memory
+            self._tokens[turn.turn_id] = known
+        self._keep_reply(turn.turn_id, turn.reply)
+        if turn.shares_tokens and turn.parent_id is not None:
+            self._tokens.pop(turn.parent_id, None)
+        return known
 
-    async def _recall(self, placement: Placement) -> dict[str, KnownTurn]:
-        """The turns that stand in the request's history, from memory or else the journal."""
-        parent_id = placement.parent_id
-        found: dict[str, KnownTurn] = {}
-        if parent_id is not None:
-            parent = self._known.get(parent_id)
-            if parent is not None and parent.tokens is not None:
-                found[parent_id] = parent
-            else:
-                await self._recall_parent(parent_id, placement, found)
-        missing = []
-        for turn_id in dict.fromkeys(placement.known_replies.values()):
-            if turn_id not in found:
-                turn = self._known.get(turn_id)
-                if turn is None:
-                    missing.append(turn_id)
-                else:
-                    found[turn_id] = turn
-        if missing:
-            for row in await self._load(missing):
-                self._learn(row.turn_id, reply_only(row.reply), found)
+    async def _recall(self, placement: Placement) -> tuple[KnownPrompt | None, dict[str, Message]]:
+        """The tokens of the parent, and the replies in the request's history by their turns."""
+        parent_id, known = placement.parent_id, placement.known_replies
+        parent = self._tokens.get(parent_id) if parent_id is not None else None
+        read: dict[str, Message] = {}
+        if parent_id is not None and parent is None:
+            for row in await self._load([parent_id]):
+                parent = self.remember(row)
+                read[parent_id] = row.reply
+                if len(row.messages) + 1 == placement.matched:  # the same, message by message
+                    read |= {
+                        turn_id: row.messages[index]
+                        for index, turn_id in known.items()
+                        if index < len(row.messages)
+                    }
+        replies = {id_: self._replies[id_] for id_ in known.values() if id_ in self._replies}
+        missing = known.values() - read.keys() - replies.keys()
+        read |= {row.turn_id: row.reply for row in await self._load(sorted(missing))}
+        for turn_id in read.keys() - replies.keys():
+            self._keep_reply(turn_id, read[turn_id])
+        return parent, read | replies
+
+    async def _load(self, turn_ids: Sequence[str]) -> list[Turn]:
+        """Turns from the journal; unknown ones are left out."""
+        if not turn_ids:
+            return []
+        rows = await self._journal.read(lambda journal: [journal.turn(one) for one in turn_ids])
+        found = [row for row in rows if row is not None]
+        self._metrics.recalled.inc(len(found))
         return found
 
-    async def _recall_parent(
-        self, parent_id: str, placement: Placement, found: dict[str, KnownTurn]
-    ) -> None:
-        """Read a turn that is not in memory; its messages hold the earlier replies as well."""
-        for row in await self._load([parent_id]):
-            self._learn(parent_id, from_journal(row), found)
-            if len(row.messages) + 1 != placement.matched:
-                continue  # not the same message by message: the replies are read one by one
-            for index, turn_id in placement.known_replies.items():
-                if index < len(row.messages) and turn_id not in self._known:
-                    self._learn(turn_id, reply_only(row.messages[index]), found)
-
-    def _learn(self, turn_id: str, turn: KnownTurn, found: dict[str, KnownTurn]) -> None:
-        self._metrics.count("recalled_turns")
-        self._known.put(turn_id, turn)
-        found[turn_id] = turn
+    def _keep_reply(self, turn_id: str, reply: Message) -> None:
+        with suppress(ValueError):
+            self._replies[turn_id] = reply
 
     def _render(
-        self, request: ChatRequest, messages: tuple[Message, ...], parent: KnownTurn | None
+        self, request: ChatRequest, messages: Iterable[Message], parent: KnownPrompt | None
     ) -> tuple[str, array[int] | None]:
         """The prompt's text, and its ids where it goes on from the parent's."""
-        text = self._tokenizer.render(messages, request.tools, request.template_kwargs)
-        if parent is None or parent.tokens is None:
+        text = self._tokenizer.render(list(messages), request.tools, request.template_kwargs)
+        if parent is None:
             return text, None
-        previous = KnownPrompt(
-            rendered_len=parent.rendered_len,
-            rendered_sha=parent.rendered_sha,
-            tokens=parent.tokens,
-            output_ids=parent.tokens[len(parent.tokens) - parent.output_len :],
-        )
         meaning = functools.partial(
             self._format.meaning,
             tools=request.tools,
             in_reasoning=opens_reasoning(text[: parent.rendered_len]),
         )
-        return text, self._tokenizer.continue_prompt(previous, text, meaning)
+        return text, self._tokenizer.continue_prompt(parent, text, meaning)
+
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) <= ENCODE_INLINE_CHARS:
+            return self._tokenizer.encode(text)
+        return await self._in_thread(functools.partial(self._tokenizer.encode, text))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -155,28 +192,12 @@ def opens_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(THINK)
 
 
-def from_journal(turn: Turn) -> KnownTurn:
-    """What must be known of a recorded turn to continue it."""
-    return KnownTurn(
-        reply=turn.reply,
-        tokens=compact([*turn.prompt_ids, *turn.output_ids]),
-        output_len=len(turn.output_ids),
-        rendered_len=turn.rendered_len,
-        rendered_sha=turn.rendered_sha,
-    )
+def _token_bytes(known: KnownPrompt) -> int:
+    return _OVERHEAD_BYTES + 4 * (len(known.tokens) + len(known.output_ids))
 
 
-def reply_only(reply: Message) -> KnownTurn:
-    """A turn of which only the reply is needed."""
-    return KnownTurn(reply=reply, tokens=None, output_len=0, rendered_len=0, rendered_sha="")
-
-
-def _put_back(
-    messages: Iterable[Message], placement: Placement, turns: dict[str, KnownTurn]
-) -> tuple[Message, ...]:
-    """The messages with every known reply as the model wrote it."""
-    result = list(messages)
-    for index, turn_id in placement.known_replies.items():
-        if turn_id in turns:
-            result[index] = turns[turn_id].reply
-    return tuple(result)
+def _message_bytes(message: Message) -> int:
+    size = sum(len(value) for value in message.values() if isinstance(value, str))
+    for call in message.get("tool_calls") or ():
+        size += 100 + len(str(call.get("function", {}).get("arguments", "")))
+    return _OVERHEAD_BYTES + size

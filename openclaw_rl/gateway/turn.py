@@ -1,61 +1,77 @@
 """One request under way: what was asked, and the reply as it comes in.
 
-Guarantee: `output_ids` are the ids that the engine sampled, in order; `events` are what the client
+Guarantee: `output_ids` are the ids that the engine sampled, in order; events are what the client
 may see of them. The two are kept apart: nothing that is shown is ever tokenised again.
 """
 
 from __future__ import annotations
 
-from array import array
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from openclaw_rl.engine.chat import TextStream
+from openclaw_rl.engine.chat import ChatTokenizer, TextStream
 from openclaw_rl.engine.types import Delta, Finish
-from openclaw_rl.gateway.auth import Caller
-from openclaw_rl.gateway.stops import StopCut
-from openclaw_rl.session.types import Placement, RequestView
-from openclaw_rl.types import Message, TopK
-from openclaw_rl.wire.dialect import Ending, Usage
-from openclaw_rl.wire.reply import ReplyEvent, ReplyParser
+from openclaw_rl.session.types import Placement
+from openclaw_rl.types import Message, TopK, Turn
+from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage
+from openclaw_rl.wire.reply import END_THINK, ReplyEvent, ReplyParser
 from openclaw_rl.wire.request import ChatRequest
 
+Shown = tuple[list[ReplyEvent], list[TokenLogprob] | None]
+"""What a client may see of a delta: events, and log-probs where it asked for them."""
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What is served: `messages` with the recorded replies put back, and their exact tokens.
 
-    `shares_tokens`: `ids` begins with the parent's prompt and output, token for token.
+class StopCut:
+    """Cuts a streamed text at the first stop string: neither it nor the beginning of one is shown.
+
+    Feed text in pieces, get what may be shown. `matched` is the stop string that was met; its
+    tokens were sampled and stay in the recorded turn.
     """
 
-    messages: tuple[Message, ...]
-    ids: array[int]
-    shares_tokens: bool
-    rendered_len: int
-    rendered_sha: str
-    in_reasoning: bool
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The part of all text so far that is new and certain to come before any stop string."""
+        if not self._stops:
+            return text
+        if self.matched is not None:
+            return ""
+        held = self._held + text
+        met = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if met:
+            found, self.matched = min(met, key=lambda one: one[0])
+            self._held = ""
+            return held[:found]
+        keep = max(_overlap(held, stop) for stop in self._stops)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def finish(self) -> str:
+        """What was held back in case a stop string followed."""
+        held, self._held = self._held, ""
+        return held
 
 
 @dataclass(slots=True)
 class OpenTurn:
-    """A turn until it is recorded. Times: `created` since the epoch, `started` monotonic."""
+    """A turn until it is recorded. `record` is all that was known of it when it began, `started`
+    then on the monotonic clock; `top_k` candidates of each token are kept for training."""
 
-    turn_id: str
-    owner: str
     request: ChatRequest
     placement: Placement
-    prompt: Prompt
-    sampling: Mapping[str, Any]
-    text: TextStream
-    stops: StopCut
+    record: Turn
+    head: Head
+    tokenizer: ChatTokenizer
     parser: ReplyParser
-    end_of_reasoning: int | None
-    """The token `</think>`, where the model has one."""
     top_k: int
-    """Candidates of each token to keep, if the turn is a main one."""
-    created: float
     started: float
+    text: TextStream = field(init=False)
+    stops: StopCut = field(init=False)
     prepare_seconds: float = 0.0
     first_token_seconds: float | None = None
     output_ids: list[int] = field(default_factory=list)
@@ -66,26 +82,50 @@ class OpenTurn:
     finish: Finish | None = None
     cached_tokens: int = 0
     tool_calls: int = 0
+    waits: bool = False
+    """Whether the engine has kept it waiting."""
 
-    def take(self, delta: Delta) -> list[ReplyEvent]:
+    def __post_init__(self) -> None:
+        self.text = self.tokenizer.stream()
+        self.stops = StopCut(stop_strings(self.record.sampling))
+        if self.record.kind != "main":
+            self.top_k = 0  # side turns are never trained
+
+    def take(self, delta: Delta) -> Shown:
         """Add what the engine sent; returns what the client may see of it by now."""
         self.output_ids += delta.ids
         self.versions += [delta.version] * len(delta.ids)
         # None, or fewer than tokens: nothing is padded, see `lines_up`.
         self.logprobs += delta.logprobs or ()
-        if self.keeps_topk and delta.top:
+        if self.top_k and delta.top:
             # Token by token: at the end of a long reply it would hold up everybody's.
             kept = TopK.of_candidates(delta.top, self.top_k)
             self.candidate_ids += kept.ids
             self.candidate_log_probs += kept.log_probs
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        events = self.parser.feed(self.stops.push(self.text.push(delta.ids)))
+        text = self.stops.push(self.text.push(delta.ids))
+        events = self.parser.feed(text) if text else []
         if delta.finish is not None:
             self.finish = delta.finish
             events += self.parser.feed(self.stops.push(self.text.finish()) + self.stops.finish())
             events += self.parser.finish()
         self.tool_calls += sum(event.kind == "tool_call" for event in events)
-        return events
+        return events, self._token_logprobs(delta) if self.request.logprobs else None
+
+    def finished(self, reply: Message, node_hash: str, drop_reason: str | None) -> Turn:
+        """The record of the whole turn."""
+        return dataclasses.replace(
+            self.record,
+            output_ids=self.output_ids,
+            output_logprobs=self.logprobs,
+            output_versions=self.versions,
+            finish_reason=self.finish_reason,
+            truncated=self.finish_reason == "length",
+            reply=reply,
+            node_hash=node_hash,
+            topk=TopK(self.candidate_ids, self.candidate_log_probs) if self.top_k else None,
+            drop_reason=drop_reason,
+        )
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
@@ -97,25 +137,26 @@ class OpenTurn:
     @property
     def usage(self) -> Usage:
         """The true counts so far."""
+        prompt = len(self.record.prompt_ids)
         return Usage(
-            len(self.prompt.ids),
+            prompt,
             len(self.output_ids),
-            min(self.cached_tokens, len(self.prompt.ids)),
+            min(self.cached_tokens, prompt),
             self.reasoning_tokens if self.finish is not None else 0,
         )
 
     @property
     def ending(self) -> Ending:
         """How the finished reply ended, for any dialect."""
-        matched = self.stops.matched
-        if matched is None and self.finish and self.finish.matched in stop_strings(self.sampling):
+        sampling, matched = self.record.sampling, self.stops.matched
+        if matched is None and self.finish and self.finish.matched in stop_strings(sampling):
             matched = str(self.finish.matched)
         asked = self.request.max_tokens
         return Ending(
             reason=self.finish_reason,
             usage=self.usage,
             stop_sequence=matched,
-            context_full=asked is not None and self.sampling["max_new_tokens"] < asked,
+            context_full=asked is not None and sampling["max_new_tokens"] < asked,
         )
 
     @property
@@ -124,42 +165,39 @@ class OpenTurn:
         reply = self.parser.message()
         if not reply.get("reasoning_content"):
             return 0
-        if self.end_of_reasoning in self.output_ids:
-            return self.output_ids.index(self.end_of_reasoning) + 1
+        end = self.tokenizer.added_tokens.get(END_THINK)
+        if end in self.output_ids:
+            return self.output_ids.index(end) + 1
         # Never ended: all of it. Ended by several tokens: not to be told apart, so not claimed.
         return 0 if reply.get("content") or reply.get("tool_calls") else len(self.output_ids)
 
     @property
-    def keeps_topk(self) -> bool:
-        """Whether candidates are recorded: side turns are never trained."""
-        return self.top_k > 0 and self.placement.kind == "main"
-
-    @property
     def asked_candidates(self) -> int:
         """Candidates of each token to ask the engine for, for the client and for the record."""
-        shown = self.request.top_logprobs if self.request.logprobs else 0
-        return max(shown, self.top_k if self.keeps_topk else 0)
-
-    def topk(self) -> TopK | None:
-        """What the journal keeps of the candidates. Where the engine left some out, there are
-        fewer rows than tokens, and it keeps none, counted."""
-        return TopK(self.candidate_ids, self.candidate_log_probs) if self.keeps_topk else None
+        return max(self.request.top_logprobs if self.request.logprobs else 0, self.top_k)
 
     def lines_up(self) -> bool:
         """Whether every token has its log-prob. If not, the journal drops the turn, counted."""
         return len(self.logprobs) == len(self.output_ids)
 
-
-def fit_max_tokens(
-    asked: int | None, default: int | None, prompt_tokens: int, context_length: int
-) -> int:
-    """Tokens the reply may have: what was asked, cut to what is left of the context.
-
-    The result is below 1 where the prompt alone fills the context.
-    """
-    left = context_length - prompt_tokens
-    wanted = asked if asked is not None else default
-    return left if wanted is None else min(wanted, left)
+    def _token_logprobs(self, delta: Delta) -> list[TokenLogprob]:
+        """What the engine said about each new token, with as many candidates for its place as the
+        client wants; nothing where it said nothing."""
+        if delta.logprobs is None or len(delta.logprobs) != len(delta.ids):
+            return []
+        decode, shown = self.tokenizer.decode, self.request.top_logprobs
+        tops = (
+            delta.top if delta.top and len(delta.top) == len(delta.ids) else [()] * len(delta.ids)
+        )
+        return [
+            TokenLogprob(
+                decode([token]),
+                logprob,
+                None,
+                [TokenLogprob(decode([other]), value) for value, other in top[:shown]],
+            )
+            for token, logprob, top in zip(delta.ids, delta.logprobs, tops, strict=True)
+        ]
 
 
 def stop_strings(sampling: Mapping[str, Any]) -> Sequence[str]:
@@ -168,13 +206,9 @@ def stop_strings(sampling: Mapping[str, Any]) -> Sequence[str]:
     return [stop] if isinstance(stop, str) else list(stop)
 
 
-def view_of(request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> RequestView:
-    """What the session tracker reads of a request. `headers` have lower-case names."""
-    return RequestView(
-        messages=request.messages,
-        headers=headers,
-        owner=caller.owner,
-        hints=request.hints,
-        key_session=caller.key_session,
-        has_tools=bool(request.tools),
-    )
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-size:]):
+            return size
+    return 0

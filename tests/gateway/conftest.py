@@ -35,9 +35,9 @@ from tests.fakes.templates import QWEN3_LIKE
 LIMITS = {
     "shutdown_seconds": ["app.SHUTDOWN_SECONDS"],
     "journal_seconds": ["core.JOURNAL_SECONDS"],
-    "body_seconds": ["parts.BODY_SECONDS"],
-    "max_turns": ["parts.MAX_TURNS", "core.MAX_TURNS"],
-    "known_prompt_bytes": ["parts.KNOWN_PROMPT_BYTES"],
+    "body_seconds": ["access.BODY_SECONDS"],
+    "max_turns": ["core.MAX_TURNS"],
+    "known_prompt_bytes": ["prompts.KNOWN_TOKEN_BYTES", "prompts.KNOWN_REPLY_BYTES"],
 }
 """What a test may change that is no setting."""
 
@@ -180,7 +180,7 @@ async def world(
             model=ModelConfig(path=str(model), served_name="tiny"),
             data=DataConfig(path=str(folder)),
             gateway=GatewayConfig(**{"port": 0, "engine_wait_seconds": 10.0, **changes}),
-            engine=EngineConfig(url=engine_url, api_key=engine_api_key),
+            engine=EngineConfig(url=engine_url or "", api_key=engine_api_key),
             train=TrainConfig(opd_top_k=top_k),
         )
         url = await stack.enter_async_context(serving(config))

@@ -123,7 +123,7 @@ async def test_the_mismatch_of_the_last_batch_is_in_the_metrics(served: World) -
         "openclaw_rl_mismatch_mean 0.0125",
         "openclaw_rl_mismatch_max 0.5",
         "openclaw_rl_mismatch_truncated 0.25",
-        "openclaw_rl_mismatch_rollout 7",
+        "openclaw_rl_mismatch_rollout 7.0",
     }
     served.journal.publish("trainer", "", {**about, "truncated": None}, time.time())
     assert len(await gauges()) == 3, "without importance weights none is truncated"

@@ -3,7 +3,7 @@
 import pytest
 from multidict import CIMultiDict
 
-from openclaw_rl.gateway.auth import Auth
+from openclaw_rl.gateway.access import Auth
 from tests.gateway.conftest import world
 
 

@@ -198,6 +198,34 @@ async def test_neither_logs_nor_metrics_nor_health_hold_conversation_text(served
         assert "xylophone" not in text
 
 
+# -- whose sampling it is --------------------------------------------------------------------------
+
+ASKED = {"temperature": 0.2, "top_p": 0.5, "presence_penalty": 1.0, "stop": ["!"], "max_tokens": 9}
+
+
+async def test_a_client_decides_how_its_turns_are_sampled(served):
+    await served.chat("hi", stream=True, **ASKED)
+    sampling = served.only_turn().sampling
+    assert {name: sampling.get(name) for name in ASKED} == {**ASKED, "max_tokens": None}
+    assert sampling["max_new_tokens"] == 9
+    assert served.engine.requests[0].sampling == sampling
+
+
+async def test_the_operator_may_decide_how_all_turns_are_sampled(tmp_path, model, caplog):
+    caplog.set_level("INFO", "openclaw_rl")
+    async with world(tmp_path, model, client_sampling="ignore", temperature=0.7) as served:
+        for _ in range(2):
+            await served.chat("hi", stream=True, **ASKED)
+        sampling = served.turns()[1].sampling
+        assert served.engine.requests[1].sampling == sampling
+        del sampling["stop_token_ids"]
+        assert sampling == {"temperature": 0.7, "stop": ["!"], "max_new_tokens": 9}
+        async with served.http.get(served.url + "/metrics") as response:
+            metrics = await response.text()
+    assert caplog.text.count("top_p, which is ignored") == 1
+    assert 'openclaw_rl_ignored_sampling_total{name="top_p"} 2.0' in metrics
+
+
 # -- feedback and the end of a session -------------------------------------------------------------
 
 
@@ -276,7 +304,9 @@ async def test_a_journal_that_cannot_be_written_does_not_disturb_the_client(
     assert (await served.get("/healthz"))["journal"]["state"] == "ok"
 
 
-async def test_a_journal_that_hangs_delays_the_end_only_so_long(tmp_path, model, monkeypatch):
+async def test_a_turn_that_the_journal_does_not_take_in_time_is_served_and_never_recorded(
+    tmp_path, model, monkeypatch
+):
     release = threading.Event()
     record = Journal.record_turn
     monkeypatch.setattr(
@@ -284,10 +314,17 @@ async def test_a_journal_that_hangs_delays_the_end_only_so_long(tmp_path, model,
     )
     async with world(tmp_path, model, journal_seconds=0.2) as served:
         try:
-            assert (await served.chat("hi")).finish_reason == "stop"
-            assert (await served.get("/healthz"))["journal"]["failed_writes"] == 1
+            await served.chat("one")  # its write has begun, and the disk hangs
+            assert (await served.chat("two")).finish_reason == "stop"
+            health = await served.get("/healthz")
+            assert health["journal"] == {"state": "failing", "failed_writes": 1}
         finally:
             release.set()
+        await served.chat("three")
+        asked = [turn.messages[0]["content"] for turn in served.turns()]
+        assert asked == ["one", "three"]
+        counts = served.journal.fates()
+        assert (counts.seen, counts.counters["unrecorded"]) == (2, 1)
 
 
 @pytest.mark.parametrize("stream", [True, False])
