@@ -94,15 +94,18 @@ def log_probs(reply: dict[str, Any]) -> torch.Tensor:
     return torch.tensor([p for p, *_ in reply["meta_info"]["output_token_logprobs"]])
 
 
-def play(journal: Journal, name: str, prompt: list[int], score: float) -> str:
+def play(
+    journal: Journal, name: str, prompt: list[int], score: float, temperature: float = 1.0
+) -> str:
     """One turn through the served engine into the journal, judged."""
-    reply = generate(journal.endpoint("policy"), prompt)
+    reply = generate(journal.endpoint("policy"), prompt, temperature=temperature)
     meta = reply["meta_info"]
     versions = [meta["weight_version"]] * len(reply["output_ids"])
     rec = record(
         name, session_id=name, prompt_ids=prompt, output_ids=reply["output_ids"],
         output_logprobs=[p for p, _ in meta["output_token_logprobs"]],
         output_versions=versions, node_hash=name, created=time.time(),
+        sampling={"temperature": temperature},
     )  # fmt: skip
     journal.record_turn(rec)
     journal.set_next_state(name, ({"role": "user", "content": "ok"},), time.time())
@@ -149,6 +152,18 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
             again = generate(policy, prompt, temperature=0.0)
             assert again["output_ids"] == scored["output_ids"]
             torch.testing.assert_close(log_probs(again), log_probs(scored))
+
+
+def test_case_46_turns_are_trained_at_the_temperature_they_were_sampled_at(model_dir, tmp_path):
+    args = arguments(model_dir, tmp_path)
+    with Journal.open(args.journal_path) as journal, Running(args):
+        for n, temperature in enumerate((1.0, 0.6, 0.6, 1.4)):
+            play(journal, f"t{n}", [1, 50 + n], 1.0 if n % 2 else -1.0, temperature)
+        until(lambda: journal.endpoint("trainer"))
+        gap = journal.endpoint("trainer").info
+        assert gap["skipped"] is None
+        assert gap["tokens"] > 0
+        assert gap["max"] <= 1e-3  # the promise for one temperature holds for several
 
 
 def _trainer_agrees_with_engine(host: Host, engine: Endpoint) -> None:
