@@ -66,7 +66,7 @@ def to_tensors(data: dict[str, Any], device: torch.device | str = "cpu") -> Roll
         if response and not 0 < response < total:
             raise HookError(f"sample {i}: a response of {response} in {total} tokens has no prompt")
     out["loss_masks"] = data.get("loss_masks") or [[1] * n for n in lengths]
-    for key in ("loss_masks", "rollout_log_probs", "teacher_log_probs", "advantages", "returns"):
+    for key in ("loss_masks", "rollout_log_probs", "teacher_log_probs"):
         if out.get(key) is not None:
             out[key] = [_values(v, n, device) for v, n in zip(out[key], lengths, strict=True)]
     if data.get("topk") is not None:

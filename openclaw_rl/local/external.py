@@ -202,9 +202,10 @@ class ExternalEngine:
         does not listen uses none."""
         assert self.current is not None
         held = await self._engine.adapters()
-        copied = await asyncio.to_thread(self._copied)
-        ours = {name for name in held | copied if name.startswith(f"{self._run}-")}
-        old = ours - {self.current.name, self._newest.name}
+        ours = f"{self._run}-"
+        copies = {path.name: path for path in self._copies.glob(f"{ours}*")} if self._copies else {}
+        old = {name for name in held | copies.keys() if name.startswith(ours)}
+        old -= {self.current.name, self._newest.name}
         if not old:
             return
         gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
@@ -217,8 +218,8 @@ class ExternalEngine:
                 if name in held:
                     await self._engine.unload_adapter(name)
                     log.info("[host] unloaded %s: its last request has ended", name)
-                if name in copied and self._copies is not None:
-                    await asyncio.to_thread(shutil.rmtree, self._copies / name, True)
+                if name in copies:
+                    await asyncio.to_thread(shutil.rmtree, copies[name], True)
 
     def _log(self, wrong: str) -> None:
         if wrong != self._logged:
@@ -235,12 +236,6 @@ class ExternalEngine:
         with (self._root / checkpoint.name_of(version) / checkpoint.ADAPTER).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
         return Adapter(f"{self._run}-v{version}-{digest}", str(version))
-
-    def _copied(self) -> frozenset[str]:
-        """Names of the adapters in the folder into which they are copied."""
-        if self._copies is None or not self._copies.is_dir():
-            return frozenset()
-        return frozenset(path.name for path in self._copies.iterdir())
 
     def _place(self, adapter: Adapter) -> str:
         """Where the engine finds it, copied there if that was asked for."""

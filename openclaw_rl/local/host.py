@@ -111,8 +111,7 @@ class Host:
             self.journal,
             checkpoints,
             self.serving.publish,
-            give_way=self._give_way,
-            stop=self.stop,
+            self._give_way,
         )
         log.info("[host] %s loaded in %.1f s (%s, %s)", type(self.loaded.model).__name__,
                  time.monotonic() - began, self.loaded.dtype, device)  # fmt: skip

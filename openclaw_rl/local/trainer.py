@@ -37,15 +37,14 @@ log = logging.getLogger("openclaw_rl.train")
 ATTEMPTS = 3  # of one batch that fails for another reason than a hook (out of memory, ...)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between failures, doubled each time
 
-Publish = Callable[[int, dict[str, torch.Tensor]], None]
-
 
 class _Stopped(Exception):
     """`stop` was set in the middle of a step, which is given up."""
 
 
 class Trainer:
-    """`args`: see `config.hook_args`; `model` is a PEFT model of its own modules."""
+    """`args`: see `config.hook_args`, and `stop_event`, which ends the loop; `model` is a PEFT
+    model of its own modules; `give_way` is called between pieces of work."""
 
     def __init__(
         self,
@@ -53,15 +52,12 @@ class Trainer:
         model: Any,
         journal: Journal,
         checkpoints: Checkpoints,
-        publish: Publish,
-        *,
+        publish: Callable[[int, dict[str, torch.Tensor]], None],
         give_way: Callable[[], None] = lambda: None,
-        stop: threading.Event | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.args, self.model, self.journal = args, model, journal
-        self.checkpoints, self.publish = checkpoints, publish
-        self.give_way, self.stop, self.clock = give_way, stop or threading.Event(), clock
+        self.checkpoints, self.publish, self.give_way = checkpoints, publish, give_way
+        self.stop: threading.Event = args.stop_event
         self.learner = Learner(args, model, self._pause)
         self.rollout = load_hook(
             args.rollout_function_path,
@@ -202,14 +198,14 @@ class Trainer:
             log.error("[train] rollout %d: its turns are dropped (train_failed)", rollout_id)
 
     def _finish(self, rollout_id: int) -> None:
-        host, now = self.args.host_name, self.clock()
+        host, now = self.args.host_name, time.time()
         if rollout_id == self.state.rollout_id:
             for reason, ids in self.state.dropped.items():
                 self.journal.drop_leased(rollout_id, host, ids, reason, now)
         self.journal.mark_trained(rollout_id, host, str(self.state.version), now)
 
     def _give_back(self, rollout_id: int) -> int:
-        return self.journal.give_back(rollout_id, self.args.host_name, self.clock())
+        return self.journal.give_back(rollout_id, self.args.host_name, time.time())
 
     def _restore(self) -> None:
         """Weights and optimiser as last saved: a failed batch leaves nothing behind."""
@@ -258,7 +254,7 @@ class Trainer:
                 "truncated": None if cut is None else round(cut, 6),
                 "skipped": report.skipped,
             }
-            self.journal.publish("trainer", "", info, self.clock())
+            self.journal.publish("trainer", "", info, time.time())
 
 
 def _left_out(

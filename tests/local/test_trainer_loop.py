@@ -53,13 +53,11 @@ def world(turn_count: int = 8, per_batch: int = 2) -> tuple[Books, Any]:
 
 
 def make(tmp_path: Any, books: Books, rollout: Any, **changes: Any) -> Any:
-    stop = threading.Event()
-    args = train_args(tmp_path, max_logprob_diff=100.0, **changes)
-    args.stop_event = stop
+    args = train_args(tmp_path, max_logprob_diff=100.0, stop_event=threading.Event(), **changes)
     published: list[tuple[int, dict[str, torch.Tensor]]] = []
     made = Trainer(
         args, peft_model(dtype=torch.float32), books, Checkpoints(Path(args.save), {}, 4),
-        lambda v, w: published.append((v, w)), stop=stop, clock=lambda: 0.0,
+        lambda v, w: published.append((v, w)),
     )  # fmt: skip
     made.rollout = rollout
     made.published = published
