@@ -70,10 +70,20 @@ class Outcomes:
         """Main turns that nothing ties to a conversation."""
         return sum(count.unbound for count in self.by_source.values())
 
+    def states(self) -> dict[str, int]:
+        """Main turns by state."""
+        return {
+            "waiting": self.waiting,
+            "judging": self.judging,
+            "ready": self.ready,
+            "leased": self.leased,
+            "trained": self.trained,
+            "dropped": sum(self.dropped.values()),
+        }
+
     def balanced(self) -> bool:
         """Whether `seen == main + side` and `main` is the sum of its outcomes: it always is."""
-        ends = self.waiting + self.judging + self.ready + self.leased + self.trained
-        return self.seen == self.main + self.side and self.main == ends + sum(self.dropped.values())
+        return self.seen == self.main + self.side and self.main == sum(self.states().values())
 
 
 Fates = Outcomes

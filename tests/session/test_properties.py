@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.session.canonical import extend, read_history
-from openclaw_rl.session.readings import Readings
 from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.session.types import Placement, RequestView
 from tests.session.helpers import assistant, system, tool, user
@@ -310,15 +309,3 @@ def test_reading_on_from_any_other_request_changes_nothing(parts, keep):
         before = read_history(messages, before)
         assert before == read_history(messages)
         assert before.steps == read_history(messages).steps
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(MESSAGE, max_size=4)), max_size=12))
-def test_readings_stay_within_their_bounds(requests):
-    readings = Readings(max_chars=40, max_messages=6)
-    for name, messages in requests:
-        readings.put(("", False, name), read_history(messages))
-        assert readings.messages <= 6
-        assert readings.chars <= 40
-    for name in "abc":
-        readings.put(("", False, name), read_history([]))
-    assert (readings.chars, readings.messages) == (0, 0)
