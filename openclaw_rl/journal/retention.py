@@ -31,26 +31,26 @@ def outcomes(db: sqlite3.Connection) -> Outcomes:
     dropped: Counter[str] = Counter()
     rows = db.execute(
         "SELECT state, reason, n FROM purged UNION ALL "
-        "SELECT state, reason, count(*) FROM turns GROUP BY state, reason"
+        "SELECT state, reason, count(*) FROM turns GROUP BY state, reason ORDER BY reason"
     )
     for state, reason, n in rows:
         states[state] += n
         if state == State.DROPPED:
             dropped[reason] += n
-    seen: dict[str, int] = dict(db.execute("SELECT name, n FROM counters WHERE scope = 'seen'"))
+    side = states.pop(State.SIDE, 0)
+    main = sum(states.values())
+    states.pop(State.DROPPED, 0)
     counters = db.execute("SELECT name, n FROM counters WHERE scope = 'count' ORDER BY name")
     return Outcomes(
-        seen=sum(seen.values()),
-        main=sum(states.values()) - states[State.SIDE],
-        side=states[State.SIDE],
-        waiting=states[State.WAITING],
-        judging=states[State.JUDGING],
-        ready=states[State.READY],
-        leased=states[State.LEASED],
-        trained=states[State.TRAINED],
-        dropped=dict(sorted(dropped.items())),
+        seen=db.execute("SELECT ifnull(sum(n), 0) FROM counters WHERE scope = 'seen'").fetchone()[
+            0
+        ],
+        main=main,
+        side=side,
+        dropped=dict(dropped),
         counters=dict(counters),
         by_source=_by_source(db),
+        **states,
     )
 
 
@@ -75,12 +75,12 @@ def purge(
     session_id: str | None,
     owner: str | None,
     older_than: float | None,
-    limit: int | None,
+    limit: int = -1,
 ) -> int:
-    """Delete what fits all conditions, the oldest `limit` of it."""
+    """Delete what fits all conditions, the oldest `limit` of it (negative: all)."""
     rows = db.execute(
         f"SELECT seq FROM turns WHERE {NAMED} ORDER BY created, seq LIMIT ?4",
-        (session_id, owner, older_than, -1 if limit is None else limit),
+        (session_id, owner, older_than, limit),
     )
     seqs = [row[0] for row in rows]
     if session_id is None and owner is None:

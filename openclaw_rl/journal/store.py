@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from openclaw_rl.journal import codec, retention, turns
 from openclaw_rl.journal.database import Database
 from openclaw_rl.journal.records import Endpoint, Lease, Outcomes, SessionRow
 from openclaw_rl.types import Message, State, Turn, Verdict
+
+_BREATH = 0.01
+"""Seconds between the transactions of a purge, in which others get to write."""
 
 MAX_ATTEMPTS = 20
 """How often a turn is given to a judge before it is dropped; with growing pauses, hours."""
@@ -169,24 +173,15 @@ class Journal:
         """The sessions that were used last, with how many turns of them are in which state."""
         with self._db.read() as db:
             rows = db.execute(
-                "SELECT session_id, owner, max(created) AS last FROM turns "
-                "GROUP BY session_id, owner ORDER BY last DESC LIMIT ?",
+                "SELECT session_id, owner, max(last), json_group_object(state, n) FROM ("
+                "SELECT session_id, owner, state, max(created) AS last, count(*) AS n FROM turns "
+                "GROUP BY session_id, owner, state) "
+                "GROUP BY session_id, owner ORDER BY max(last) DESC LIMIT ?",
                 (limit,),
-            ).fetchall()
+            )
             return [
-                SessionRow(
-                    session_id=session_id,
-                    owner=owner,
-                    last=last,
-                    states=dict(
-                        db.execute(
-                            "SELECT state, count(*) FROM turns WHERE session_id = ? AND owner = ? "
-                            "GROUP BY state",
-                            (session_id, owner),
-                        )
-                    ),
-                )
-                for session_id, owner, last in rows
+                SessionRow(session_id=row[0], owner=row[1], last=row[2], states=json.loads(row[3]))
+                for row in rows
             ]
 
     # -- judge -----------------------------------------------------------------------------
@@ -508,28 +503,25 @@ class Journal:
         before others), in transactions of a few dozen turns. Deleted turns that had not ended
         count as dropped `purged`; the space is overwritten and returned to the system.
         """
-        named = session_id is not None or owner is not None
-        if named or older_than is not None:
-            limit = None if named else retention.CHUNK
-            removed = self._purge_step(
-                lambda db: retention.purge(db, session_id, owner, older_than, limit), limit
-            )
-        elif max_bytes is not None:
-            removed = self._purge_step(lambda db: retention.shrink(db, max_bytes), retention.CHUNK)
+        if session_id is not None or owner is not None:
+            with self._db.write() as db:
+                removed = retention.purge(db, session_id, owner, older_than)
+        elif older_than is not None or max_bytes is not None:
+            removed = 0
+            while n := self._purge_some(older_than, max_bytes):
+                removed += n
+                time.sleep(_BREATH)
         else:
             raise JournalError("purge needs to be told what to delete")
         if removed:
             self._db.vacuum()
         return removed
 
-    def _purge_step(self, step: Callable[[sqlite3.Connection], int], limit: int | None) -> int:
-        removed = 0
-        while True:
-            with self._db.write() as db:
-                n = step(db)
-            removed += n
-            if limit is None or n < limit:
-                return removed
+    def _purge_some(self, older_than: float | None, max_bytes: int | None) -> int:
+        with self._db.write() as db:
+            if older_than is not None:
+                return retention.purge(db, None, None, older_than, retention.CHUNK)
+            return retention.shrink(db, max_bytes or 0)
 
     def run_retention(
         self,

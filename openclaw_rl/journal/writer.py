@@ -99,9 +99,6 @@ class AsyncJournal:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, action, self._reader)
 
-    def record_turn(self, rec: Turn) -> asyncio.Future[None]:
-        return self.write(lambda journal: journal.record_turn(rec))
-
     def set_next_state(
         self, turn_id: str, messages: Sequence[Message], now: float
     ) -> asyncio.Future[bool]:

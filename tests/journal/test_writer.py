@@ -8,7 +8,12 @@ import pytest
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import AsyncJournal, Journal
+from openclaw_rl.types import Turn
 from tests.journal.build import record
+
+
+def recording(journal: AsyncJournal, turn: Turn) -> asyncio.Future[None]:
+    return journal.write(lambda target: target.record_turn(turn))
 
 
 @pytest.fixture
@@ -18,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 async def test_a_write_that_is_done_is_seen_by_other_processes(path: Path):
     async with AsyncJournal.open(path) as journal:
-        await journal.record_turn(record())
+        await recording(journal, record())
         with Journal.open(path) as other:
             assert other.turn("t1") is not None
         assert await journal.set_next_state("t1", ({"role": "user", "content": "x"},), 1.0)
@@ -35,7 +40,7 @@ async def test_writes_that_pile_up_are_committed_together(path: Path):
         journal._writer._db._db.set_trace_callback(
             lambda sql: commits.append(sql) if sql == "COMMIT" else None
         )
-        rest = [journal.record_turn(record(f"t{n}")) for n in range(64)]
+        rest = [recording(journal, record(f"t{n}")) for n in range(64)]
         gate.set()
         await asyncio.gather(first, *rest)
         assert len(commits) <= 16  # few; how few depends on the machine's speed
@@ -47,9 +52,9 @@ async def test_nobody_is_told_before_the_commit(path: Path, monkeypatch: pytest.
     async with AsyncJournal.open(path) as journal:
         gate, hold = threading.Event(), threading.Event()
         journal.write(lambda _: gate.wait(10))
-        first = journal.record_turn(record("a"))
+        first = recording(journal, record("a"))
         held = journal.write(lambda _: hold.wait(10))
-        last = journal.record_turn(record("b"))
+        last = recording(journal, record("b"))
         gate.set()
         await first
         with Journal.open(path) as other:
@@ -62,7 +67,7 @@ async def test_nobody_is_told_before_the_commit(path: Path, monkeypatch: pytest.
 
 async def test_purging_in_the_writer_thread_works_too(path: Path):
     async with AsyncJournal.open(path) as journal:
-        await journal.record_turn(record())
+        await recording(journal, record())
         assert await journal.write(lambda target: target.purge(session_id="s1")) == 1
 
 
@@ -76,10 +81,10 @@ async def test_one_failing_write_undoes_only_itself(path: Path):
             raise ValueError("broken off")
 
         results = [
-            journal.record_turn(record("a")),
+            recording(journal, record("a")),
             journal.write(half),
-            journal.record_turn(record("a")),
-            journal.record_turn(record("b")),
+            recording(journal, record("a")),
+            recording(journal, record("b")),
         ]
         gate.set()
         a, broken, twice, b = await asyncio.gather(*results, return_exceptions=True)
@@ -98,7 +103,7 @@ async def test_a_write_given_up_before_it_began_never_happens(path: Path):
     async with AsyncJournal.open(path) as journal:
         gate = threading.Event()
         journal.write(lambda _: gate.wait(10))
-        cancelled = journal.record_turn(record("cancelled"))
+        cancelled = recording(journal, record("cancelled"))
         cancelled.cancel()
         late = journal.write_within(0.0, lambda target: target.record_turn(record("late")))
         assert await late is False
@@ -128,11 +133,11 @@ async def test_a_write_that_had_begun_counts_as_done(path: Path):
 
 async def test_closing_finishes_what_was_asked_for(path: Path):
     journal = AsyncJournal.open(path)
-    asked = [journal.record_turn(record(f"t{n}")) for n in range(20)]
+    asked = [recording(journal, record(f"t{n}")) for n in range(20)]
     await journal.close()
     await asyncio.gather(*asked)
     with Journal.open(path) as again:
         assert again.outcomes().seen == 20
     with pytest.raises(JournalError, match="closed"):
-        await journal.record_turn(record("late"))
+        await recording(journal, record("late"))
     await journal.close()
