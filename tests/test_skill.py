@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.cli import build_parser
+from openclaw_rl.cli.commands import build_parser
 from openclaw_rl.config import settings
 from tests.launch.kit import SCRIPTS, Place
 

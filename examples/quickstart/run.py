@@ -22,8 +22,8 @@ from pathlib import Path
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
+from openclaw_rl.cli.status import read_status
 from openclaw_rl.config import load_config
-from openclaw_rl.status import read_status
 
 from .model import ModelUnavailable, fetch_model
 from .options import engine_flags, parse, shown, without_settings

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from openclaw_rl.cli.checks import check_port
 from openclaw_rl.config import SlimeConfig
 from openclaw_rl.errors import ConfigError, OpenClawRLError
-from openclaw_rl.preflight import check_port
 
 START_SECONDS = 180.0
 """Time Ray's head gets until it takes jobs (a first start compiles and can be slow)."""

@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from openclaw_rl import preflight
+from openclaw_rl.cli import checks
+from openclaw_rl.cli.supervisor import MISCONFIGURED
 from openclaw_rl.config import Config, add_flags, environment, load_config
 from openclaw_rl.errors import ConfigError, OpenClawRLError
 from openclaw_rl.slime import cluster
 from openclaw_rl.slime.plan import Plan, is_used, make_plan, runtime_env
-from openclaw_rl.supervisor import MISCONFIGURED
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(render(plan, way, private))
             return 0
         cluster.check_machine(config.slime, way)
-        preflight.check_data(config)
+        checks.check_data(config)
         write(home, {**plan.files, private: runtime_env(plan)})
         for line in plan.picture:
             print(f"[openclaw-rl] {line}")
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_past(config: Config, flags: Sequence[str]) -> None:
     """Past conversations must be readable, and nothing may need what nobody has sampled."""
-    if not preflight.check_conversations(config):
+    if not checks.check_conversations(config):
         return
     for flag in ("--use-tis", "--use-rollout-logprobs"):
         if flag in flags:

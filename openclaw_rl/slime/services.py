@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.cli.supervisor import MISCONFIGURED, STOP_SECONDS, Loop, supervise
 from openclaw_rl.config import Config, GatewayConfig, environment, load_config, settings
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.supervisor import MISCONFIGURED, STOP_SECONDS, Loop, supervise
 
 log = logging.getLogger("openclaw_rl.slime")
 

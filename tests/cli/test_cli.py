@@ -61,8 +61,8 @@ def test_only_a_lasting_error_of_a_loop_ends_the_whole(monkeypatch, capsys, erro
     def fail(*_):
         raise error("it went wrong")
 
-    monkeypatch.setattr("openclaw_rl.cli._train", fail)
-    monkeypatch.setattr("openclaw_rl.cli.stop_with_parent", lambda: None)
+    monkeypatch.setattr("openclaw_rl.cli.train.run", fail)
+    monkeypatch.setattr("openclaw_rl.cli.commands.stop_with_parent", lambda: None)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
     assert main(["train", "--supervised"]) == status
     assert main(["train"]) == 2

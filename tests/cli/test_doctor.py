@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from openclaw_rl.cli import main
+from openclaw_rl.cli.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.config import load_config
-from openclaw_rl.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Fates, SourceCount
 from openclaw_rl.openclaw.connect import OpenClaw, Served

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl import preflight
-from openclaw_rl.cli import main
+from openclaw_rl.cli import checks, main
+from openclaw_rl.cli.supervisor import MISCONFIGURED, guarded
 from openclaw_rl.config import hook_args, load_config
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.supervisor import MISCONFIGURED, leashed
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.vllm import FakeVLLM
 
@@ -39,7 +38,7 @@ URL = "http://127.0.0.1:8000"
 )
 def test_what_does_not_fit_is_said_in_one_line(flags: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        preflight.check_engine(load_config(flags, {}, None))
+        checks.check_engine(load_config(flags, {}, None))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -88,9 +87,9 @@ def test_a_connection_to_an_engine_that_was_stopped_is_not_in_the_way(
 async def test_without_a_command_what_listens_is_the_engine() -> None:
     async with FakeVLLM() as fake:
         given = {"engine.url": fake.url}
-        preflight.check_engine_address(load_config(given, {}, None))
+        checks.check_engine_address(load_config(given, {}, None))
         with pytest.raises(ConfigError, match="something listens"):
-            preflight.check_engine_address(
+            checks.check_engine_address(
                 load_config({**given, "engine.command": "sleep 60"}, {}, None)
             )
 
@@ -128,8 +127,8 @@ async def test_what_fits_passes_and_so_does_an_engine_that_is_not_there_yet() ->
             {**given, "train.opd_top_k": "8", "gateway.temperature": "0.7"},
             {**given, "engine.kind": "vllm"},
         ):
-            await asyncio.to_thread(preflight.check_engine, load_config(flags, {}, None))
-    await asyncio.to_thread(preflight.check_engine, load_config(given, {}, None))
+            await asyncio.to_thread(checks.check_engine, load_config(flags, {}, None))
+    await asyncio.to_thread(checks.check_engine, load_config(given, {}, None))
 
 
 def test_importance_weights_are_on_beside_an_engine_outside_only() -> None:
@@ -177,7 +176,7 @@ def test_a_device_that_is_not_there_is_said_before_anything_starts(name: str, wo
     pytest.importorskip("torch")
     flags = {"engine.url": URL, "train.device": name}
     with pytest.raises(ConfigError, match=words):
-        preflight.check_training(load_config(flags, {}, None))
+        checks.check_training(load_config(flags, {}, None))
 
 
 @pytest.mark.parametrize(
@@ -191,11 +190,11 @@ def test_a_device_that_is_not_there_is_said_before_anything_starts(name: str, wo
 )
 def test_an_engine_command_must_be_there(command: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        leashed("engine", command)
+        guarded("engine", command)
 
 
 @pytest.mark.parametrize("how", ["told", "orphaned"])
-async def test_what_a_leashed_program_started_ends_with_it(tmp_path: Path, how: str) -> None:
+async def test_what_a_guarded_program_started_ends_with_it(tmp_path: Path, how: str) -> None:
     """The program starts a child of its own and waits, as vLLM does; both must be gone."""
     pids = tmp_path / "pids"
     code = (
@@ -205,7 +204,7 @@ async def test_what_a_leashed_program_started_ends_with_it(tmp_path: Path, how: 
     )
     command = f'{sys.executable} -c "{code}"'
     leash = await asyncio.create_subprocess_exec(
-        *leashed("engine", command).command, stdin=asyncio.subprocess.PIPE
+        *guarded("engine", command).command, stdin=asyncio.subprocess.PIPE
     )
     await _until(lambda: pids.exists() and pids.read_text().endswith("\n"))
     if how == "told":

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.cli.status import probe, read_status, render_status
 from openclaw_rl.config import Config, DataConfig
 from openclaw_rl.journal import Journal
-from openclaw_rl.status import probe, read_status, render_status
 from openclaw_rl.types import TopK
 from tests.journal.build import judged, record
 

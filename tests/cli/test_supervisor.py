@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from openclaw_rl import supervisor
-from openclaw_rl.supervisor import MISCONFIGURED, Loop, leashed, supervise
+from openclaw_rl.cli import supervisor
+from openclaw_rl.cli.supervisor import MISCONFIGURED, Loop, guarded, supervise
 
 
 def loop(name: str, code: str) -> Loop:
@@ -123,7 +123,7 @@ async def test_case_36_a_second_interrupt_ends_all_at_once():
     assert [line for line in lines if "end" in line] == ["[serve] ending"]
 
 
-async def test_case_36_a_second_interrupt_ends_what_is_leashed_with_all_that_it_started():
+async def test_case_36_a_second_interrupt_ends_what_is_guarded_with_all_that_it_started():
     stubborn = (
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print('pid', os.getpid(), flush=True); time.sleep(60)"
@@ -138,7 +138,7 @@ async def test_case_36_a_second_interrupt_ends_what_is_leashed_with_all_that_it_
             for _ in range(2):
                 asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
 
-    engine = leashed("engine", shlex.join([sys.executable, "-c", stubborn]))
+    engine = guarded("engine", shlex.join([sys.executable, "-c", stubborn]))
     try:
         assert await asyncio.wait_for(supervise([engine], emit), 8) == 0
         await asyncio.wait_for(gone.wait(), 5)
@@ -162,7 +162,7 @@ def end_of(pid: int) -> Iterator[asyncio.Event]:
 def killing_the_first(
     lines: list[str], first: Callable[[int], None], second: Callable[[], None]
 ) -> Callable[[str], None]:
-    """An `emit` for a leashed program that says `pids PID LEASH`: the first leash is killed after
+    """An `emit` for a guarded program that says `pids PID LEASH`: the first leash is killed after
     `first(PID)`; when it has been started again, `second()`."""
     begun: list[int] = []
 
@@ -185,7 +185,7 @@ async def test_a_leash_that_is_killed_takes_what_it_holds_along_and_is_started_a
     lines: list[str] = []
     stop = asyncio.Event()
     ends: list[asyncio.Event] = []
-    engine = leashed("engine", "sh -c 'echo pids $$ $PPID; exec sleep 60'")
+    engine = guarded("engine", "sh -c 'echo pids $$ $PPID; exec sleep 60'")
     with contextlib.ExitStack() as opened:
         emit = killing_the_first(
             lines, lambda pid: ends.append(opened.enter_context(end_of(pid))), stop.set
@@ -198,7 +198,7 @@ async def test_a_leash_that_is_killed_takes_what_it_holds_along_and_is_started_a
 
 
 async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
-    """What the leashed program itself started: it is not ended with a leash that is killed."""
+    """What the guarded program itself started: it is not ended with a leash that is killed."""
     lines: list[str] = []
     stop = asyncio.Event()
     left: list[int] = []
@@ -209,7 +209,7 @@ async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
 
     monkeypatch.setattr(supervisor, "REST_SECONDS", 0.3)
     emit = killing_the_first(lines, lambda pid: left.append(os.pidfd_open(pid)), second)
-    engine = leashed("engine", "sh -c 'sleep 60 & echo pids $! $PPID; wait'")
+    engine = guarded("engine", "sh -c 'sleep 60 & echo pids $! $PPID; wait'")
     try:
         assert await asyncio.wait_for(supervise([engine], emit, stop=stop), 30) == 0
     finally:
@@ -223,10 +223,10 @@ async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
 
 SUPERVISOR = """
 import asyncio, sys
-from openclaw_rl.supervisor import Loop, supervise
+from openclaw_rl.cli.supervisor import Loop, supervise
 child = '''
 import os, signal, time
-from openclaw_rl.supervisor import stop_with_parent
+from openclaw_rl.cli.supervisor import stop_with_parent
 stop_with_parent()
 print("child", os.getpid(), flush=True)
 time.sleep(60)

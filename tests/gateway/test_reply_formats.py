@@ -2,8 +2,8 @@
 
 import pytest
 
+from openclaw_rl.cli.status import read_status
 from openclaw_rl.config import Config, DataConfig
-from openclaw_rl.status import read_status
 from tests.gateway.conftest import world
 from tests.wire.test_formats import CALLS, TOOLS
 

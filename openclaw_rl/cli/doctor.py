@@ -1,26 +1,28 @@
-"""`openclaw-rl doctor`: what is wrong, and how to mend it. Looks at everything, changes nothing.
+"""What is wrong, and how to fix it; exit status 1 where something is.
 
-Each check gives findings: `ok`, `warn` (it works, but not as it could) or `fail`. A check that
-needs what an earlier one did not find says nothing.
+Looks at everything, changes nothing. Each check gives findings: `ok`, `warn` (it works, but not as
+it could) or `fail`. A check that needs what an earlier one did not find says nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from openclaw_rl import preflight
+from openclaw_rl.cli import checks
+from openclaw_rl.cli.status import read_status, render_sources
 from openclaw_rl.config import Config, GatewayConfig, SlimeConfig, settings
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.journal import Journal
 from openclaw_rl.openclaw.connect import PROVIDER, TRIED, OpenClaw, Served, get, plan_connect
 from openclaw_rl.openclaw.gateway import Answer, GatewayClient
 from openclaw_rl.slime.engines import Frozen, split
-from openclaw_rl.status import read_status, render_sources
 
 ROOMY_WINDOW = 16_000
 """Tokens of context below which OpenClaw's own prompt and tools may leave no room."""
@@ -43,6 +45,17 @@ class Finding:
     def __str__(self) -> str:
         mend = f"\n      -> {self.mend}" if self.mend else ""
         return f"{self.level:4}  {self.name:9} {self.words}{mend}"
+
+
+def run(config: Config, options: argparse.Namespace) -> int:
+    """Print all findings."""
+    if options.__dict__["gateway.port"] is None and not os.environ.get("PORT"):
+        config = at_published_port(config)
+    failed = False
+    for finding in examine(config, os.environ):
+        print(finding, flush=True)
+        failed |= finding.level == "fail"
+    return 1 if failed else 0
 
 
 def served_at(url: str, config: Config) -> Served:
@@ -106,13 +119,13 @@ def _python(config: Config) -> Iterator[Finding]:
             "packages",
             f"{' and '.join(missing)} missing: this machine can serve, but neither train nor run "
             "the model",
-            preflight.INSTALL_LOCAL,
+            checks.INSTALL_LOCAL,
         )
 
 
 def _model(config: Config) -> Iterator[Finding]:
     try:
-        preflight.check_model(config)
+        checks.check_model(config)
     except ConfigError as error:
         yield Finding("fail", "model", str(error), "give the folder of a Hugging Face model")
     else:
@@ -153,7 +166,7 @@ def _gateway(config: Config, client: GatewayClient, served: Served | None) -> It
     if health is None:
         host, port = config.gateway.host, config.gateway.port
         try:
-            preflight.check_port(host, port, "--port")
+            checks.check_port(host, port, "--port")
         except ConfigError as error:
             yield Finding("fail", "port", str(error), "stop what listens there, or choose another")
         else:

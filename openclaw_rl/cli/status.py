@@ -1,8 +1,14 @@
-"""`openclaw-rl status`: what became of every turn, and why nothing is trained where nothing is."""
+"""What became of every turn; all counts add up.
+
+Where nothing is trained, it says why.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +26,27 @@ _MANY = 20
 """Turns from which on a warning is worth reading."""
 
 _PROBE_SECONDS = 0.5
+_WATCH_SECONDS = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are no settings."""
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--watch", action="store_true", help="print it again every 2 s")
+
+
+def run(config: Config, options: argparse.Namespace) -> int:
+    """Print the status. Raises `JournalError`."""
+    while True:
+        status = read_status(config)
+        probe(status)
+        text = json.dumps(status, indent=2) if options.json else render_status(status)
+        print(text, flush=True)
+        if not options.watch:
+            return 0
+        time.sleep(_WATCH_SECONDS)
+        if not options.json:
+            print()
 
 
 def read_status(config: Config) -> dict[str, Any]:

@@ -61,66 +61,25 @@ def stop_with_parent() -> None:
     threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
 
 
-_LEASH = """
-import os, signal, subprocess, sys, threading
-leash = os.getpid()
-try:
-    import ctypes
-    prctl = ctypes.CDLL(None).prctl
-except (ImportError, OSError, AttributeError):  # not on Linux
-    prctl = None
-def hang_on():
-    if prctl:
-        prctl(1, ctypes.c_ulong(signal.SIGKILL))  # PR_SET_PDEATHSIG
-        if os.getppid() != leash:  # it was killed before
-            os._exit(1)
-child = subprocess.Popen(
-    sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=hang_on
-)
-def end(number):
-    try:
-        os.killpg(child.pid, number)
-    except ProcessLookupError:
-        pass
-def finish():
-    end(signal.SIGTERM)
-    try:
-        child.wait(10)
-    except subprocess.TimeoutExpired:
-        end(signal.SIGKILL)
-def watch():
-    while os.read(0, 4096):
-        pass
-    finish()
-def start(job):
-    threading.Thread(target=job, daemon=True).start()
-signal.signal(signal.SIGTERM, lambda *_: start(finish))
-signal.signal(signal.SIGINT, lambda *_: end(signal.SIGKILL))
-start(watch)
-code = child.wait()
-end(signal.SIGKILL)
-sys.exit(1 if code else 0)
-"""
-"""Runs a program that knows nothing of us: ends it, and all that it started, when it is told to or
-when the supervisor is gone. Where the leash itself is killed, the kernel kills the program (Linux),
-not what that started. It never ends with MISCONFIGURED: what 2 means is the program's own."""
-
-
-def leashed(name: str, command: str) -> Loop:
-    """A child that is not ours, by its command line."""
+def guarded(name: str, command: str) -> Loop:
+    """A child that is not ours, by its command line, below the child process guard. Raises
+    `ConfigError`."""
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise ConfigError(f"--engine-cmd: {str(error).lower()}") from error
     if not words or shutil.which(words[0]) is None:
         program = words[0] if words else ""
-        mend = "; before the program write env NAME=VALUE" if "=" in program else ""
-        raise ConfigError(f"--engine-cmd: there is no program {program}{mend}")
+        fix = "; before the program write env NAME=VALUE" if "=" in program else ""
+        raise ConfigError(f"--engine-cmd: there is no program {program}{fix}")
     # vLLM loads adapters while it serves only where this is set; others do not look at it.
     return Loop(
         name,
-        ["env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True", sys.executable, "-c", _LEASH, *words],
-        kill=signal.SIGINT,  # the leash itself must live to end what it holds
+        [
+            *("env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+            *(sys.executable, "-m", "openclaw_rl.cli.guard_child", *words),
+        ],
+        kill=signal.SIGINT,  # the guard itself must live to end what it holds
     )
 
 

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import logging
 
+from openclaw_rl.cli.serve import keep_retention, retain
 from openclaw_rl.config import load_config
 from openclaw_rl.journal import Journal
-from openclaw_rl.upkeep import keep_up, tidy
 from tests.journal.build import record
 
 
@@ -20,7 +20,7 @@ def test_a_turn_without_a_next_state_is_given_up_after_its_time(tmp_path):
     with Journal.open(config.journal_path) as journal:
         journal.record_turn(record("old", created=1000.0))
         journal.record_turn(record("new", created=4000.0))
-        assert tidy(config, 1000.0 + 3601) == {"no_next_state": 1}
+        assert retain(config, 1000.0 + 3601) == {"no_next_state": 1}
         assert journal.fates().dropped == {"no_next_state": 1}
         assert journal.fates().waiting == 1
 
@@ -29,9 +29,9 @@ def test_old_sessions_are_forgotten_only_where_asked(tmp_path):
     config = configured(tmp_path, next_state_hours=1)
     with Journal.open(config.journal_path) as journal:
         journal.record_turn(record("old", created=1000.0))
-        tidy(config, 1e9)
+        retain(config, 1e9)
         assert journal.turn("old") is not None
-        assert tidy(configured(tmp_path, retention_days=1), 1e9) == {"purged": 1}
+        assert retain(configured(tmp_path, retention_days=1), 1e9) == {"purged": 1}
         assert journal.turn("old") is None
         assert journal.fates().balanced()
 
@@ -48,12 +48,12 @@ async def test_a_journal_that_cannot_be_read_is_said_and_tried_again(tmp_path, c
                 loop.call_soon_threadsafe(twice.set)
 
     listener = Listener()
-    logging.getLogger("openclaw_rl.upkeep").addHandler(listener)
-    keeping = asyncio.create_task(keep_up(config, every=0.0))
+    logging.getLogger("openclaw_rl.cli").addHandler(listener)
+    keeping = asyncio.create_task(keep_retention(config, every=0.0))
     try:
         await asyncio.wait_for(twice.wait(), 10)
     finally:
-        logging.getLogger("openclaw_rl.upkeep").removeHandler(listener)
+        logging.getLogger("openclaw_rl.cli").removeHandler(listener)
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +25,13 @@ from openclaw_rl.wire.formats import find_format
 
 INSTALL_LOCAL = "pip install -e '.[local]' in the project's folder"
 """What brings the packages of the embedded engine and of training."""
+
+
+def check_loops(given: Sequence[str], known: Sequence[str]) -> None:
+    """The loops asked for must be ones that there are."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"up: {name!r} is not one of {', '.join(known)}")
 
 
 def check_model(config: Config) -> None:

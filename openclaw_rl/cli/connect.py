@@ -1,0 +1,45 @@
+"""Let OpenClaw talk to the gateway: its provider entry and our plugin."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from openclaw_rl.cli.doctor import served_at, window
+from openclaw_rl.config import Config
+from openclaw_rl.openclaw.connect import OpenClaw, plan_connect, plan_undo
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are no settings."""
+    parser.add_argument("--yes", action="store_true", help="make the change, not only show it")
+    parser.add_argument("--undo", action="store_true", help="take the connection back")
+    parser.add_argument(
+        "--keep-model", action="store_true", help="leave the agents' default model as it is"
+    )
+    parser.add_argument("--url", help="the gateway's address (default: --host and --port)")
+    parser.add_argument("--openclaw-version", metavar="VERSION", help="default: found")
+
+
+def run(config: Config, options: argparse.Namespace) -> int:
+    """Show the change, and make it where --yes asks for it. Raises `ConfigError`."""
+    notes: list[str] = []
+    openclaw = OpenClaw.find(os.environ, options.openclaw_version)
+    if options.undo:
+        change = plan_undo(openclaw)
+    else:
+        url = options.url or config.gateway.url
+        served = served_at(url, config)
+        change = plan_connect(openclaw, served, default=not options.keep_model)
+        notes = [f"note     {found.words}" for found in window(openclaw, served)]
+    if change.empty:
+        print("nothing to change")
+        return 0
+    print("\n".join([change.shown(), *notes]))
+    if not options.yes:
+        print("nothing was changed; add --yes to do it")
+        return 0
+    change.apply()
+    done = "disconnected" if options.undo else "connected"
+    print(f"{done}; if OpenClaw's gateway runs: openclaw gateway restart")
+    return 0

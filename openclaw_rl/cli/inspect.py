@@ -1,0 +1,111 @@
+"""The sessions in the journal, or one of them, or one turn.
+
+What people said is printed only where --text asks for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+
+from openclaw_rl.config import Config
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.gateway.feedback import turn_of_reply
+from openclaw_rl.journal import Journal
+from openclaw_rl.types import Message, Turn
+
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that command a terminal, and halves of characters, which it cannot print."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are no settings."""
+    parser.add_argument(
+        "id", nargs="?", help="a session's or a turn's id (default: list the sessions)"
+    )
+    parser.add_argument("--text", action="store_true", help="also print what was said")
+    parser.add_argument("--limit", type=int, default=50, help="so many sessions (default 50)")
+
+
+def run(config: Config, options: argparse.Namespace) -> int:
+    """Print what is asked for. Raises `JournalError`, `ConfigError`."""
+    with Journal.open(config.journal_path, create=False) as journal:
+        return _inspect(journal, options)
+
+
+def _inspect(journal: Journal, options: argparse.Namespace) -> int:
+    if options.id is None:
+        for row in journal.sessions(options.limit):
+            states = ", ".join(f"{n} {state}" for state, n in sorted(row.states.items()))
+            owner = f" · owner {row.owner}" if row.owner else ""
+            print(f"{_when(row.last)}  {row.session_id}{owner} · {states}")
+        return 0
+    turn = journal.turn(turn_of_reply(options.id))
+    turn_ids = [turn.turn_id] if turn else journal.turn_ids(session_id=options.id)
+    if not turn_ids:
+        raise ConfigError(f"inspect: the journal has neither a turn nor a session {options.id!r}")
+    for turn_id in turn_ids:
+        if (found := journal.turn(turn_id)) is not None:
+            print("\n".join(_lines(found, options.text)))
+    return 0
+
+
+def _lines(turn: Turn, text: bool) -> Iterator[str]:
+    fate = f"{turn.state.value} ({turn.drop_reason})" if turn.drop_reason else turn.state.value
+    if turn.trained_version is not None:
+        fate += f" into version {turn.trained_version}"
+    versions = list(dict.fromkeys(turn.output_versions))
+    sampled = f"version {', '.join(versions)}" if versions else "no version"
+    yield f"turn {turn.turn_id} · {_when(turn.created)} · {fate}"
+    yield (
+        f"  session {turn.session_id} by {turn.source}"
+        f"{' · owner ' + turn.owner if turn.owner else ''} · {turn.kind} ({turn.kind_reason})"
+        f"{' · off-policy' if turn.off_policy else ''}"
+    )
+    yield (
+        f"  parent {turn.parent_id or '-'} · prompt {len(turn.prompt_ids)} tokens "
+        f"({'continued' if turn.shares_tokens else 'new'}) · reply {len(turn.output_ids)} tokens, "
+        f"{sampled}, {turn.finish_reason}"
+    )
+    verdict = turn.verdict
+    if verdict is not None:
+        score = "no score" if verdict.score is None else f"reward {verdict.score:+g}"
+        votes = ", ".join("-" if vote is None else f"{vote:g}" for vote in verdict.votes)
+        hint = f"hint of {len(verdict.hint)} characters" if verdict.hint else "no hint"
+        teacher = "teacher's values" if verdict.has_teacher else "no teacher"
+        yield f"  {score}{f' (votes {votes})' if votes else ''} · {hint} · {teacher}"
+    followed = turn.next_state
+    roles = ", ".join(str(message.get("role")) for message in followed or ())
+    yield f"  next state: {roles or 'none yet'}"
+    if text:
+        for message in (*turn.messages, turn.reply):
+            yield _said(message)
+        for message in followed or ():
+            yield _said(message, "next: ")
+        if verdict is not None and verdict.hint:
+            yield f"  | hint: {_indented(verdict.hint)}"
+
+
+def _said(message: Message, prefix: str = "") -> str:
+    content = message.get("content")
+    words = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    if content is None:
+        words = ""
+    if message.get("reasoning_content"):
+        words = f"({message['reasoning_content']}) {words}"
+    for call in message.get("tool_calls") or ():
+        words += f" {call['function']['name']}({call['function']['arguments']})"
+    return f"  | {prefix}{message.get('role')}: {_indented(words.strip())}"
+
+
+def _indented(text: str) -> str:
+    """Several lines as one entry; what would command the terminal (a web page that a tool fetched
+    may hold it) is named instead."""
+    return _COMMANDS.sub(lambda m: ascii(m[0])[1:-1], text).replace("\n", "\n  |   ")
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,54 @@
+"""Learn from past conversations: JSONL of messages, or OpenClaw's own sessions."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from openclaw_rl.cli import checks
+from openclaw_rl.config import Config
+from openclaw_rl.replay.files import find, in_data
+from openclaw_rl.replay.run import new_files, replay
+from openclaw_rl.replay.turns import Reader
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are no settings."""
+    parser.add_argument(
+        "path", nargs="*", type=Path, metavar="PATH",
+        help="files or folders (OpenClaw's state folder is one); default: *.jsonl in --data",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="only count, write nothing")
+
+
+def run(config: Config, options: argparse.Namespace) -> int:
+    """Replay once. Raises `ConfigError`, `ReplayError`."""
+    checks.check_model(config)
+    checks.check_reply_format(config)
+    if not options.dry_run:
+        checks.check_data(config)
+    paths = [path.expanduser() for path in options.path]
+    folder = Path(config.data.path).expanduser()
+    if options.supervised and not paths:
+        paths = new_files(folder, config.journal_path)
+    else:
+        paths = paths or in_data(folder)
+    if not any(map(find, paths)):
+        print(f"no new conversations in {folder}")
+        return 0
+    gateway = config.gateway
+    reader = Reader.open(
+        config.model.path, config.served_name, gateway.reply_format, gateway.context_length or None
+    )
+    done = replay(
+        paths,
+        reader,
+        config.journal_path,
+        time.time(),
+        dry_run=options.dry_run,
+        emit=lambda line: print(line, flush=True),
+    )
+    print(f"{done.files} files, {done.conversations} conversations: "
+          f"{done.describe(options.dry_run)}")  # fmt: skip
+    return 0

@@ -1,0 +1,77 @@
+"""Everything on one machine: gateway, judge, and engine with trainer."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from openclaw_rl.cli import checks
+from openclaw_rl.cli.status import progress_line
+from openclaw_rl.cli.supervisor import Loop, guarded, supervise
+from openclaw_rl.config import Config
+
+LOOPS = ("train", "judge", "serve")
+"""In the order in which they are started: each asks those before it."""
+
+_REPORT_SECONDS = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are no settings."""
+    parser.add_argument(
+        "loops", nargs="*", metavar="LOOP", help="serve, judge, train: only these (default: all)"
+    )
+
+
+def run(config: Config, options: argparse.Namespace) -> int:
+    """Run until stopped; the exit status. Raises `ConfigError`."""
+    wanted = [name for name in LOOPS if name in options.loops or not options.loops]
+    checks.check_loops(options.loops, LOOPS)
+    checks.check_model(config)
+    checks.check_data(config)
+    if "train" in wanted:
+        checks.check_engine_address(config)  # before what is there is asked what it is
+        checks.check_training(config)
+    if "judge" in wanted:
+        checks.check_reward(config)
+    past = 0
+    if "serve" in wanted:
+        checks.check_reply_format(config)
+        checks.check_port(config.gateway.host, config.gateway.port, "--port")
+        past = len(checks.check_conversations(config))
+    tree = config.model_dump_json()
+    loops = [
+        Loop(
+            name,
+            [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised"],
+            tree,
+            once=name == "replay",
+        )
+        for name in (*wanted, *(["replay"] if past else []))
+    ]
+    if "train" in wanted:
+        if config.engine.command:
+            loops.insert(0, guarded("engine", config.engine.command))
+        elif not config.engine.url:
+            checks.check_port("127.0.0.1", config.engine.port, "--engine-port")
+
+    def emit(line: str) -> None:
+        print(line, flush=True)
+
+    async def report() -> None:
+        last = ""
+        while True:
+            await asyncio.sleep(_REPORT_SECONDS)
+            line = await asyncio.to_thread(progress_line, config)
+            if line and line != last:
+                emit(f"[up] {line}")
+                last = line
+
+    if past:
+        emit(f"[up] files of past conversations in the data folder, to learn from: {past}")
+    emit(
+        f"[up] model {config.served_name} at http://{config.gateway.host}:{config.gateway.port}/v1"
+        f" · method {config.train.method} · data {config.data.path}"
+    )
+    return asyncio.run(supervise(loops, emit, report))
