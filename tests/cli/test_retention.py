@@ -44,7 +44,7 @@ async def test_a_journal_that_cannot_be_read_is_said_and_tried_again(tmp_path, c
 
     class Listener(logging.Handler):
         def emit(self, _: logging.LogRecord) -> None:
-            if caplog.text.count("could not be tidied") >= 2:
+            if caplog.text.count("retention failed") >= 2:
                 loop.call_soon_threadsafe(twice.set)
 
     listener = Listener()
