@@ -146,7 +146,7 @@ class GatewayConfig(_Section):
     """tokens of context (0: as the model's own configuration)"""
     reply_format: str = "auto"
     """how the model writes tool calls and reasoning: auto (as its chat template says), hermes,
-    qwen3-coder, deepseek, glm, kimi, llama3, gpt-oss"""
+    qwen3-coder, deepseek, glm, kimi, llama3, mistral, gpt-oss"""
     keepalive_seconds: PositiveFloat = 10.0
     """a waiting stream gets an empty chunk this often"""
     engine_wait_seconds: NonNegativeFloat = 600.0

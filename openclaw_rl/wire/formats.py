@@ -87,6 +87,28 @@ LLAMA3 = ReplyFormat(
     bare=Section(Marks(), calls.read_llama, _fits_llama),
 )
 
+_MISTRAL_ROW = calls.rows(
+    r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>\w+)\s*)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)"
+)
+
+
+def _read_mistral(mark: str, body: str, tools: Tools) -> Found:
+    """A list in JSON to version 7, a mark before each call from version 11 on."""
+    return (calls.read_json if body.lstrip().startswith("[") else _MISTRAL_ROW)(mark, body, tools)
+
+
+def _fits_mistral(body: str) -> bool | None:
+    text = body.lstrip()
+    return bool(re.match(r"[\[\w]", text)) if text else None
+
+
+MISTRAL = ReplyFormat(
+    "mistral",
+    {"[TOOL_CALLS]": Section(Marks(before=("[TOOL_CALLS]",)), _read_mistral, _fits_mistral)},
+    think=("[THINK]", "[/THINK]"),
+    within=("[CALL_ID]", "[ARGS]"),
+)
+
 # gpt-oss' harmony: a reply is a row of messages, each in a channel. `analysis` is reasoning,
 # `final` (and `commentary` without a recipient) is content, a recipient makes it a call:
 #     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary
@@ -131,7 +153,7 @@ HARMONY = ReplyFormat(
 )
 
 FORMATS: Mapping[str, ReplyFormat] = {
-    form.name: form for form in (HERMES, QWEN3_CODER, GLM, KIMI, DEEPSEEK, LLAMA3, HARMONY)
+    form.name: form for form in (HERMES, QWEN3_CODER, GLM, KIMI, DEEPSEEK, LLAMA3, MISTRAL, HARMONY)
 }
 
 _SIGNS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -144,10 +166,10 @@ _SIGNS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("qwen3-coder", ("<function=", "<parameter="), False),
     ("hermes", ("<tool_call>",), False),
     ("llama3", ("<|python_tag|>",), True),
+    ("mistral", ("[TOOL_CALLS]",), True),
 )
 _UNREAD = (
     ("MiniMax M2", "<minimax:tool_call>"),
-    ("Mistral", "[TOOL_CALLS]"),
     ("LFM2", "<|tool_call_start|>"),
     ("Intern-S1", "<|plugin|>"),
 )

@@ -327,7 +327,7 @@ class ReplyParser:
                 return self._accept(found)
             if not found.inside:
                 return self._reject(section, match.end())
-            self._scanned = match.end()  # the mark stands inside a value of the call
+            self._scanned = match.start() + 1  # the mark stands inside a value of the call
         if not final:
             self._scanned = max(self._scanned, len(self._buf) - section.close.longest + 1)
             self._tail = self._buf[self._scanned :]

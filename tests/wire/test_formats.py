@@ -46,6 +46,7 @@ CALLS = {
         '{"path":  "a"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
     ),
     "llama3": '<|python_tag|>{"name": "write", "parameters": {"path":  "a"}}',
+    "mistral": '[TOOL_CALLS]write[ARGS]{"path":  "a"}',
     "gpt-oss": (
         "<|channel|>commentary to=functions.write <|constrain|>json<|message|>"
         '{"path":  "a"}<|call|>'
@@ -223,6 +224,19 @@ def test_llama_answers_in_json_are_answers():
     assert [e.text for e in parser.feed('{"answer"')] == ['{"answer"']
 
 
+def test_mistral_writes_a_list_or_a_mark_before_each_call():
+    listed = (
+        '[TOOL_CALLS] [{"name": "write", "arguments": {"path": "[TOOL_CALLS]"}}, {"name": "now"}]'
+    )
+    assert calls_of(whole("mistral", listed)) == [("write", '{"path": "[TOOL_CALLS]"}'),
+                                                  ("now", "{}")]  # fmt: skip
+    marked = 'Both.[TOOL_CALLS]write[CALL_ID]abc123def[ARGS]{"path": "a"}[TOOL_CALLS]now{}'
+    message = whole("mistral", f"[THINK]hm[/THINK]{marked}")
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Both.")
+    assert calls_of(message) == [("write", '{"path": "a"}'), ("now", "{}")]
+    assert message["tool_calls"][0]["id"] == "abc123def"
+
+
 def test_harmony_channels():
     text = (
         "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary"
@@ -267,6 +281,7 @@ def test_the_writing_of_arguments_is_no_part_of_their_meaning(name):
         ("<|start_header_id|>", ("<|python_tag|>",), "m", "llama3"),
         ("<tool_call>", ("<|python_tag|>",), "Hermes-3-Llama-3.1", "hermes"),
         ("<|channel|>analysis<|message|>", (), "m", "gpt-oss"),
+        ("{{ '[TOOL_CALLS]' }}", (), "m", "mistral"),
         ("{{ messages }}", (), "GLM-4.5-Air", "glm"),
         ("{{ messages }}", (), "SmolLM2-135M-Instruct", "hermes"),
     ],
