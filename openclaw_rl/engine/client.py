@@ -26,7 +26,15 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.engine.api import NO_REASON, RETRIED_STATUS, EngineAPI, Lost, models_of, reason_of
+from openclaw_rl.engine.api import (
+    NO_REASON,
+    RETRIED_STATUS,
+    EngineAPI,
+    Lost,
+    Reader,
+    models_of,
+    reason_of,
+)
 from openclaw_rl.engine.sglang import SGLang
 from openclaw_rl.engine.transport import Exchange, Transport
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, join
@@ -114,8 +122,7 @@ class EngineClient:
     the engine's key, where it published one (None: what `http` sends).
     `http` pools the connections (`transport.connections`).
     `silence_seconds`: after so long without a byte the engine is asked for a sign of life.
-    `join_deltas`: tokens that came in one piece are one delta, so that a reader that is behind
-    catches up.
+    Tokens that came in one piece are one delta, so that a reader that is behind catches up.
     """
 
     def __init__(
@@ -128,12 +135,10 @@ class EngineClient:
         key: Callable[[], str | None] = lambda: None,
         wait_seconds: float = 300.0,
         silence_seconds: float = 30.0,
-        join_deltas: bool = False,
     ) -> None:
         self._api_of = api
         self._adapter = adapter
         self._transport = Transport(url, http, silence_seconds, key)
-        self._join_deltas = join_deltas
         self._wait_seconds = wait_seconds
         self._calls: dict[str, _Call] = {}
         self._aborts: set[asyncio.Task[bool]] = set()
@@ -287,7 +292,7 @@ class EngineClient:
             async with self._transport.exchange(api.path, body, len(ids), routing_key) as exchange:
                 call.exchange = exchange
                 while payloads := await exchange.receive():
-                    for delta in self._read(reader, payloads):
+                    for delta in _read(reader, payloads):
                         exchange.finished = exchange.finished or delta.finish is not None
                         yield delta
                         if delta.finish is not None:
@@ -301,19 +306,6 @@ class EngineClient:
         finally:
             call.exchange = None
         raise Lost("the engine ended the stream without a finish reason")
-
-    def _read(self, reader: Any, payloads: list[bytes]) -> list[Delta]:
-        """What these events bring, up to the finish; joined where that is wanted."""
-        deltas: list[Delta] = []
-        for payload in payloads:
-            delta = reader.read(payload)
-            if self._join_deltas and deltas and (joined := join(deltas[-1], delta)) is not None:
-                deltas[-1] = joined
-            else:
-                deltas.append(delta)
-            if delta.finish is not None:
-                break
-        return deltas
 
     async def _wait(self, call: _Call, seconds: float, lost: Lost, on_wait: OnWait | None) -> None:
         """Before the next try; an abort of ours ends it."""
@@ -358,3 +350,17 @@ def _rest_of(sampling: Mapping[str, Any], budget: int, got: int) -> dict[str, An
     if params.get("min_new_tokens"):
         params["min_new_tokens"] = max(0, params["min_new_tokens"] - got)
     return params
+
+
+def _read(reader: Reader, payloads: Sequence[bytes]) -> list[Delta]:
+    """What these events bring, up to the finish; joined where that loses nothing."""
+    deltas: list[Delta] = []
+    for payload in payloads:
+        delta = reader.read(payload)
+        if deltas and (joined := join(deltas[-1], delta)) is not None:
+            deltas[-1] = joined
+        else:
+            deltas.append(delta)
+        if delta.finish is not None:
+            break
+    return deltas

@@ -30,8 +30,9 @@ class Finish:
 class Delta:
     """Newly generated tokens.
 
-    `logprobs` has one natural-log probability per id, of the distribution sampled from
-    (temperature applied), or is None where the engine did not give a finite one for each.
+    `logprobs` has one natural-log probability per id, at the temperature sampled from, or is None
+    where the engine did not give a finite one for each. With penalties, cuts or grammars it may be
+    of another distribution: what is trained is decided by the request's parameters.
     `version` is the weight version that made these ids ("" where the engine does not say).
     The last delta has `finish`, and may have no ids. `top` has, per id, the candidates asked for
     by `top_logprobs` (None where the engine gave none).
@@ -82,8 +83,8 @@ class Abilities:
     abort_by_id: bool
     """Else a request ends by closing its connection."""
     any_temperature: bool
-    """Log-probs are those of the distribution sampled from, at any temperature and penalty. Else
-    they are given at temperature 1 without penalties, and are missing otherwise."""
+    """Log-probs are at the temperature sampled from. Else they are given at temperature 1, and
+    are missing otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

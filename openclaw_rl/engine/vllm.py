@@ -2,11 +2,9 @@
 
 Weights are adapters: the name asked for decides the version of a token, "base" without one.
 
-vLLM computes log-probs at one of two places (`vllm/v1/sample/sampler.py`, 0.32). By default (raw)
-before temperature and penalties: they are ours at temperature 1 without any. With `--logprobs-mode
-processed_logprobs` (`any_temperature`) after these, and after top-k, top-p and min-p, whose cut
-leaves another distribution than the trained one: they are ours where nothing is cut off. Elsewhere
-`logprobs` is None: such a turn is served, and not trained.
+vLLM computes log-probs before the temperature (raw, its default), so they are those of the policy
+at temperature 1 only; with `--logprobs-mode processed_logprobs` (`any_temperature`) after it. Where
+they are another temperature's, `logprobs` is None: such a turn is served, and not trained.
 """
 
 from __future__ import annotations
@@ -43,16 +41,6 @@ _GRAMMARS = {
 }
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Said in every request: where one is missing vLLM takes the model's own generation settings."""
-_UNBENT: Mapping[str, float] = {
-    "temperature": 1.0,
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-}
-_UNCUT: Mapping[str, float] = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "min_new_tokens": 0}
-"""Values under which raw and processed log-probs are those of the policy sampled from."""
-_COLDEST = 0.01
-"""vLLM raises lower temperatures to it; at 0 it gives log-probs at temperature 1."""
 _NO_VALUE = -9999.0
 """What vLLM writes for minus infinity, which JSON lacks."""
 _NAMED = "token_id:"
@@ -89,16 +77,8 @@ class VLLM:
             "request_id": rid,
         }
         version = adapter.version if adapter is not None else "base"
-        return body, _Reader(len(ids), version, top, self._ours(sampling))
-
-    def _ours(self, sampling: Mapping[str, Any]) -> bool:
-        """Whether the log-probs are those of the policy at the temperature sampled from."""
-        harmless = _UNBENT
-        if self.abilities.any_temperature:
-            harmless = _UNCUT
-            if sampling.get("temperature", 1.0) < _COLDEST:
-                return False
-        return all(sampling.get(name, value) == value for name, value in harmless.items())
+        ours = self.abilities.any_temperature or body["temperature"] == 1
+        return body, _Reader(len(ids), version, top, ours)
 
     def scoring(
         self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None

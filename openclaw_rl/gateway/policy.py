@@ -72,7 +72,6 @@ class Policy:
             adapter=self.adapter,
             key=self.key,
             wait_seconds=wait_seconds,
-            join_deltas=True,
         )
 
     async def look(self) -> None:

@@ -89,7 +89,8 @@ async def test_request_says_what_was_asked(fake: FakeEngine, client: EngineClien
     assert body["sampling_params"] == sampling
     assert (body["rid"], body["stream"], body["return_logprob"]) == ("r1", True, True)
     assert fake.requests[0].headers["x-smg-routing-key"] == "session-a"
-    assert deltas[1].top == [[(logprob_of(51, 5), 51), (logprob_of(51, 5) - 0.5, 52)]]
+    tops = [place for delta in deltas for place in delta.top or ()]
+    assert tops[1] == [(logprob_of(51, 5), 51), (logprob_of(51, 5) - 0.5, 52)]
 
 
 async def test_case_22_length(client: EngineClient) -> None:
@@ -221,9 +222,9 @@ async def test_case_05_cancelling_the_reader_aborts(fake: FakeEngine, client: En
 
 async def test_abort_by_rid_ends_the_stream(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
-    await fake.allow(2)
+    await fake.allow(1)
     async with aclosing(client.generate(PROMPT, params(), rid="mine")) as deltas:
-        assert [(await anext(deltas)).ids for _ in range(2)] == [[50], [51]]
+        assert (await anext(deltas)).ids == [50]
         await client.abort("mine")
         rest = [delta async for delta in deltas]
     assert [token for delta in rest for token in delta.ids] == []
@@ -522,12 +523,9 @@ async def test_case_24_a_lie_about_logprobs_is_reported_not_padded(
     stream = client.generate(PROMPT, params(), rid=next(_rids))
     deltas: list[Delta] = [delta async for delta in stream]
     assert [token for delta in deltas for token in delta.ids] == REPLY
-    honest, lying = deltas[:2], deltas[2:]
-    assert [delta.logprobs for delta in honest] == [
-        [value] for value in true_logprobs(PROMPT, REPLY[:2])
-    ]
-    assert lying
-    assert all(delta.logprobs is None for delta in lying)
+    honest = [value for delta in deltas for value in delta.logprobs or ()]
+    assert honest == true_logprobs(PROMPT, REPLY[:2])
+    assert sum(len(delta.ids) for delta in deltas if delta.logprobs is None) == len(REPLY) - 2
 
 
 async def test_case_24_one_lie_spoils_the_collected_reply(

@@ -67,7 +67,7 @@ async def engine(
                 "embedded", server.url, http, key=lambda: server.key, wait_seconds=5.0
             )
         return
-    async with FAKES[request.param](context_length=CONTEXT) as fake:
+    async with FAKES[request.param](context_length=CONTEXT, delay=0.001) as fake:
         fake.reply_fn = lambda _: [*range(50, 150), EOS_ID]
         yield open_engine(request.param, fake.url, http, wait_seconds=5.0)
 
@@ -249,9 +249,9 @@ async def test_an_abort_ends_a_stream_that_stands_still(
     fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.gated = True
-    await fake.allow(2)
+    await fake.allow(1)
     async with aclosing(client.generate(PROMPT, params(), rid="mine")) as deltas:
-        assert [(await anext(deltas)).ids for _ in range(2)] == [[50], [51]]
+        assert (await anext(deltas)).ids == [50]
         await client.abort("mine")
         rest = [delta async for delta in deltas]
     assert [delta.finish.type for delta in rest if delta.finish] == ["abort"]
@@ -526,23 +526,17 @@ async def test_case_03_overflow_in_the_words_of_vllm_0_32(
     ("processed", "sampling", "ours"),
     [
         (False, {"temperature": 0.5}, False),
-        (False, {"frequency_penalty": 0.5}, False),
-        (False, {"top_p": 0.9, "top_k": 50, "min_p": 0.1}, True),
-        (True, {"temperature": 0.5, "frequency_penalty": 0.5}, True),
-        (True, {"top_p": 1.0, "top_k": -1, "min_p": 0.0}, True),
-        (True, {"top_p": 0.9}, False),
-        (True, {"top_k": 50}, False),
-        (True, {"min_p": 0.1}, False),
-        (True, {"min_new_tokens": 2}, False),
-        (True, {"temperature": 0.0}, False),
+        (False, {"temperature": 1.0}, True),
+        (False, {}, True),
+        (True, {"temperature": 0.5}, True),
     ],
 )
-async def test_vllm_gives_no_log_probs_of_another_distribution(
+async def test_vllm_gives_no_log_probs_of_another_temperature(
     http: aiohttp.ClientSession, processed: bool, sampling: dict[str, Any], ours: bool
 ) -> None:
     async with FakeVLLM(default_reply=REPLY) as fake:
         dialect = engine_api("vllm", {"any_temperature": processed})
         client = EngineClient(dialect, fake.url, http, wait_seconds=5.0)
-        reply = await run(client, sampling=params(**sampling))
+        reply = await run(client, sampling={"max_new_tokens": 32, **sampling})
         assert reply.ids == REPLY
         assert (reply.logprobs is not None) is ours
