@@ -1,7 +1,7 @@
 """Which model writes its replies how: the one place that knows.
 
-`choose_format` does what `--reply-format` says, or
-reads it off the chat template and the special tokens, then off the model's name.
+`choose_format` does what `--reply-format` says, or reads it off the chat template and the special
+tokens, then off the model's name.
 """
 
 from __future__ import annotations

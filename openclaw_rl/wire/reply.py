@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from openclaw_rl.wire.calls import Call, Found, Read, Tools, schemas
+from openclaw_rl.wire.calls import Found, Read, Tools, schemas
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -363,7 +363,10 @@ class ReplyParser:
         if self._said["content"] and not self._after_call:
             self._emit("content", space.rstrip("\n"))
         for call in found.calls:
-            self._emit_call(call)
+            call_id = call.call_id or self._new_id()
+            event = ReplyEvent("tool_call", "", self._calls, call_id, call.name, call.arguments)
+            self._events.append(event)
+            self._calls += 1
         self._after_call = True
         return True
 
@@ -412,9 +415,3 @@ class ReplyParser:
         if self._events and self._events[-1].kind == kind:
             text = self._events.pop().text + text
         self._events.append(ReplyEvent(kind, text))
-
-    def _emit_call(self, call: Call) -> None:
-        call_id = call.call_id or self._new_id()
-        event = ReplyEvent("tool_call", "", self._calls, call_id, call.name, call.arguments)
-        self._calls += 1
-        self._events.append(event)
