@@ -339,9 +339,7 @@ class SlimeConfig(_Section):
     num_gpus: PositiveInt = 8
     """GPUs of one machine"""
     num_nodes: PositiveInt = 1
-    """machines"""
-    master_addr: str = ""
-    """address of this machine that the others reach (NUM_NODES above 1)"""
+    """machines (above 1: of the Ray at RAY_ADDRESS)"""
     actor_gpus: NonNegativeInt = 0
     """GPUs that train, in all (0: half; where ROLLOUT_GPUS is given, the rest)"""
     rollout_gpus: NonNegativeInt = 0
@@ -371,19 +369,9 @@ class SlimeConfig(_Section):
     """what is submitted (default: train_async.py of slime)"""
     model_args_file: str = ""
     """script that sets MODEL_ARGS, instead of those computed from config.json"""
-    use_lora: bool = False
-    """1: train a LoRA adapter, where the slime at hand has the flags for it"""
     ray_address: str = ""
-    """a Ray that is there already: http://HOST:8265 (a job is submitted), or auto or HOST:6379
-    (plain python); empty: a Ray of our own, ended with the run"""
-    ray_port: int = _setting(6379, ge=1, le=65535)
-    """port of our own Ray"""
-    ray_dashboard_port: int = _setting(8265, ge=1, le=65535)
-    """port of its dashboard (loopback)"""
-    ray_start_args: str = ""
-    """more flags for its ray start"""
-    ray_command: str = ""
-    """the ray command (default: the one beside this Python, else the one on PATH)"""
+    """a Ray that is there already: auto or HOST:6379 (the script is its driver), or http://HOST:8265
+    (a job is submitted); empty: one of its own on this machine, which ends with the script"""
     dry_run: bool = False
     """1: print the command and the files, start nothing"""
 

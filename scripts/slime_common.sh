@@ -89,8 +89,8 @@ if [[ -n "${MODEL_ARGS_FILE:-}" ]]; then
    source "$MODEL_ARGS_FILE"
 fi
 
-# launch METHOD FLAGS...: check, divide the GPUs, write slime's files, start Ray (or use
-# RAY_ADDRESS) and train until it ends. See `python -m openclaw_rl.slime.launch --help`.
+# launch METHOD FLAGS...: check, divide the GPUs, write slime's files and become slime's train script,
+# which starts a Ray of its own or uses that of RAY_ADDRESS. See `python -m openclaw_rl.slime.launch --help`.
 launch() {
    local method="$1"
    shift

@@ -1,6 +1,9 @@
-"""`convert_samples_to_train_data`: slime's conversion hook, with per-token signals.
+"""slime's conversion and advantage hooks: what a turn is worth, for each of its tokens.
 
-Guarantees: a turn weighs the same as a sample of its own, however turns are merged into samples.
+Guarantees: a turn weighs the same as a sample of its own, however turns are merged into samples;
+each turn's reward is the advantage of its own tokens; everything per token is cut for context
+parallelism exactly as slime cuts its own values.
+
 slime divides the masked sum of sample s by `D_s` (its `rollout_mask_sums`), or, with
 `--calculate-per-token-loss`, the sum over a step by its number of tokens. So a token of a turn of
 n tokens gets the weight `D_s / n`, or one that takes out what fillers add to the number of tokens.
@@ -12,11 +15,13 @@ travel there. `teacher_log_probs` stays out of slime's own key, where NaN would 
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from openclaw_rl.errors import HookError
+from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.rollout.train_data import convert, flatten
 from openclaw_rl.slime.samples import is_filler
@@ -25,8 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from openclaw_rl.losses.signals import TokenSignals
-
-_Span = tuple[int, int, float]  # start, end (in the response), reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,68 +48,53 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
     """
     flat = flatten(samples)
     data = convert(args, flat)
-    data.pop("turns")
-    data.pop("steps", None)
-    data.pop("teacher_log_probs", None)
-    data.pop("topk", None)
+    for key in ("turns", "teacher_log_probs", "topk"):
+        data.pop(key, None)
     if any(math.isnan(value) for values in data.get("rollout_log_probs", ()) for value in values):
         # Replayed replies: slime would carry the NaN into its means. Without the key its own
         # old log-probs are used; --use-rollout-logprobs then says what it misses.
         data.pop("rollout_log_probs")
+    scales: list[float | None] = [None] * len(flat)
     if getattr(args, "calculate_per_token_loss", False):
         scales = list(_token_scales(flat, data, getattr(args, "global_batch_size", None)))
-    else:
-        scales = [1.0] * len(flat)
-    taught = any(sample.teacher_log_probs is not None for sample in flat)
-    top_k = max((_top_k(sample) for sample in flat), default=0)
+    with_teacher = any(sample.teacher_log_probs is not None for sample in flat)
+    widths = [sample.metadata["topk"].width for sample in flat if sample.metadata.get("topk")]
     data["source_names"] = [
-        _signals(args, sample, data, i, scales[i], taught, top_k) for i, sample in enumerate(flat)
+        _signals(sample, data, i, scales[i], with_teacher, max(widths, default=0))
+        for i, sample in enumerate(flat)
     ]
     return data
 
 
 def _signals(
-    args: Any, sample: Sample, data: dict[str, Any], i: int, scale: float, taught: bool, top_k: int
+    sample: Sample, data: dict[str, Any], i: int, scale: float | None, teacher: bool, top_k: int
 ) -> SampleSignals:
+    """`scale` weighs each token where the loss is one per token; None: it is one per rollout."""
     import torch
 
     from openclaw_rl.losses.signals import TokenSignals
 
-    mask, length = data["loss_masks"][i], sample.response_length
-    denominator = max(data["rollout_mask_sums"][i], 1)
-    per_token = bool(getattr(args, "calculate_per_token_loss", False))
-    turns = sample.metadata.get("turns") if sample.metadata else None
-    rewards = torch.zeros(length)
-    weights = torch.zeros(length)
-    for start, end, reward in _spans(turns, length, data["rewards"][i]):
-        own = sum(mask[start:end])
-        if own:
-            rewards[start:end] = reward
-            # Without turns a sample has slime's own weight in its rollout.
-            weights[start:end] = scale if per_token or turns is None else denominator / own
-    teacher = None
-    if taught:
-        teacher = torch.tensor(sample.teacher_log_probs or [math.nan] * length)
-    ids = values = None
-    if top_k:
-        ids = torch.full((length, top_k), -1)
-        values = torch.full((length, top_k), math.nan)
-        topk = (sample.metadata or {}).get("topk")
-        if topk is not None:
-            ids[:, : topk.width] = torch.tensor(topk.ids, dtype=torch.long)
-            values[:, : topk.width] = torch.tensor(topk.log_probs)
-    return SampleSignals(rewards, TokenSignals(weights, teacher, ids, values))
-
-
-def _spans(turns: Any, length: int, reward: float) -> Iterator[_Span]:
-    if turns is None:
-        yield 0, length, reward
-        return
-    for turn in turns:
+    mask, length, topk = data["loss_masks"][i], sample.response_length, sample.metadata.get("topk")
+    whole = {"start": 0, "end": length, "reward": data["rewards"][i]}
+    turns = sample.metadata.get("turns")
+    rewards, weights = torch.zeros(length), torch.zeros(length)
+    for turn in [whole] if turns is None else turns:
         start, end = int(turn["start"]), int(turn["end"])
         if not 0 <= start <= end <= length:
             raise HookError(f"a turn at [{start}, {end}) is outside a response of {length} tokens")
-        yield start, end, float(turn["reward"] or 0.0)
+        if own := sum(mask[start:end]):
+            rewards[start:end] = float(turn["reward"] or 0.0)
+            # Without turns a sample has slime's own weight in its rollout.
+            share = 1.0 if turns is None else max(data["rollout_mask_sums"][i], 1) / own
+            weights[start:end] = share if scale is None else scale
+    values = torch.tensor(sample.teacher_log_probs or [math.nan] * length) if teacher else None
+    if not top_k:
+        return SampleSignals(rewards, TokenSignals(weights, values))
+    ids, log_probs = torch.full((length, top_k), -1), torch.full((length, top_k), math.nan)
+    if topk is not None:
+        ids[:, : topk.width] = torch.tensor(topk.ids, dtype=torch.long)
+        log_probs[:, : topk.width] = torch.tensor(topk.log_probs)
+    return SampleSignals(rewards, TokenSignals(weights, values, ids, log_probs))
 
 
 def _token_scales(
@@ -116,15 +104,61 @@ def _token_scales(
     fillers of its step. Steps are `step_size` distinct rollouts, in order of appearance."""
     order = {rollout: n for n, rollout in enumerate(dict.fromkeys(data["rollout_ids"]))}
     steps = [order[rollout] // (step_size or len(order)) for rollout in data["rollout_ids"]]
-    trained: dict[int, int] = {}
-    fillers: dict[int, int] = {}
+    trained: Counter[int] = Counter()
+    fillers: Counter[int] = Counter()
     for step, sample, mask in zip(steps, samples, data["loss_masks"], strict=True):
-        trained[step] = trained.get(step, 0) + sum(mask)
-        fillers[step] = fillers.get(step, 0) + is_filler(sample)
+        trained[step] += sum(mask)
+        fillers[step] += is_filler(sample)
     for step in steps:
         yield (trained[step] + fillers[step]) / max(trained[step], 1)
 
 
-def _top_k(sample: Sample) -> int:
-    topk = (sample.metadata or {}).get("topk")
-    return topk.width if topk is not None else 0
+def compute_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
+    """Set `advantages`, `returns` (float32 tensors) and `values` (`TokenSignals`), one a sample.
+
+    Runs on last-stage ranks, once a rollout. There is no group to normalise over, so the reward
+    itself is the advantage; its weight `w_rl` is applied by the loss. Raises `HookError` where the
+    batch was not converted by `convert_samples_to_train_data`.
+    """
+    from openclaw_rl.losses.signals import TokenSignals
+
+    signals = rollout_data.get("source_names")
+    if not signals or not all(isinstance(one, SampleSignals) for one in signals):
+        raise HookError(
+            "openclaw_rl.slime.compute_advantages needs "
+            "--custom-convert-samples-to-train-data-path "
+            "openclaw_rl.slime.convert_samples_to_train_data"
+        )
+    if getattr(args, "use_critic", False):
+        raise ConfigError("a critic's values and the signals of openclaw_rl.losses share one key")
+    device = rollout_data["loss_masks"][0].device
+    lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    kept = [_kept(int(total), int(response)) for total, response in lengths]
+    advantages = [one.rewards[here].to(device) for one, here in zip(signals, kept, strict=True)]
+    rollout_data["advantages"] = advantages
+    rollout_data["returns"] = [advantage.clone() for advantage in advantages]
+    rollout_data["values"] = [
+        TokenSignals(
+            *(
+                None if tensor is None else tensor[here].to(device)
+                for tensor in (
+                    *(one.tokens.weights, one.tokens.teacher_log_probs),
+                    *(one.tokens.topk_ids, one.tokens.topk_log_probs),
+                )
+            )  # type: ignore[arg-type]  # weights are always there
+        )
+        for one, here in zip(signals, kept, strict=True)
+    ]
+
+
+def _kept(total: int, response: int) -> Tensor:
+    """Which response tokens this context-parallel rank holds. slime's own function says so; in
+    its training process that module is always loaded, elsewhere there is nothing to cut."""
+    import torch
+
+    everything = torch.arange(response)
+    slime = sys.modules.get("slime.backends.megatron_utils.cp_utils")
+    if slime is None or not slime.mpu.model_parallel_is_initialized():
+        return everything
+    kept: Tensor = slime.slice_log_prob_with_cp(everything, total, response)
+    return kept

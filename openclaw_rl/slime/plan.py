@@ -1,12 +1,13 @@
 """What a launch on slime comes to: the files it writes and the command it starts.
 
 Guarantees: everything that can be known to be wrong before a GPU is touched is one `ConfigError`
-here; nothing is written or started by this module. Flags that the user gave win over computed
-ones, because they come last.
+here, which names the variable to change; nothing is written or started by this module. Flags that
+the user gave win over computed ones, because they come last.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,30 +19,18 @@ import yaml
 
 from openclaw_rl.config import Config, DataConfig, Setting, hook_args, settings
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.slime import engines
-from openclaw_rl.slime.checks import (
-    absolute,
-    check_values,
-    folder,
-    lora_flags,
-    option,
-    place_hooks,
-    train_script,
-    whole,
-)
-from openclaw_rl.slime.model_args import model_args, read_config
-from openclaw_rl.slime.services import SERVICES
-from openclaw_rl.slime.vocabulary import check_tokenizer, difference
+from openclaw_rl.hooks import load_hook
+from openclaw_rl.slime.layout import POLICY, Frozen, Layout, split
+from openclaw_rl.slime.model_args import model_args, read_config, text_config
 
-HOOKS = (
-    *("--rollout-function-path", "openclaw_rl.slime.generate_rollout"),
-    *("--eval-function-path", "openclaw_rl.slime.generate_rollout"),
-    *(
-        "--custom-convert-samples-to-train-data-path",
-        "openclaw_rl.slime.convert_samples_to_train_data",
+HOOKS = {
+    "--rollout-function-path": "openclaw_rl.slime.generate_rollout",
+    "--eval-function-path": "openclaw_rl.slime.generate_rollout",
+    "--custom-convert-samples-to-train-data-path": (
+        "openclaw_rl.slime.convert_samples_to_train_data"
     ),
-    *("--custom-advantage-function-path", "openclaw_rl.slime.compute_advantages"),
-)
+    "--custom-advantage-function-path": "openclaw_rl.slime.compute_advantages",
+}
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     # our own reward hooks -> who they ask; "teacher" only where hints are distilled
@@ -58,28 +47,23 @@ PASSED_ON = ("NCCL_", "GLOO_", "HF_", "WANDB_")
 USED = (
     *("model.path", "data.path", "data.replay", "rollout.", "gateway.", "judge.", "slime."),
     *("train.method", "train.w_rl", "train.w_opd", "train.opd_"),
-    *("train.lora_rank", "train.lora_alpha"),
 )
 """Settings that a launch reads (names, and beginnings of names). The rest are slime's own flags."""
 
-NOT_USED = (
+SLIMES = (
     *("rollout.batch_size", "rollout.function_path", "judge.custom_rm_path", "judge.reward_key"),
     *("gateway.temperature", "gateway.context_length", "gateway.max_tokens"),
 )
-"""Of these, what the flags for slime say: --rollout-batch-size, --rollout-function-path,
+"""Of these, what slime's flags say: --rollout-batch-size, --rollout-function-path,
 --custom-rm-path, --reward-key, --rollout-temperature, --sglang-context-length,
 --rollout-max-response-len."""
 
-_LAUNCH_ONLY = ("method", "lora_rank", "lora_alpha")
-"""Of these, what hooks are not told."""
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_used(setting: Setting) -> bool:
     """Whether a launch reads a setting."""
-    return setting.key.startswith(USED) and setting.key not in NOT_USED
-
-
-_ROOT = Path(__file__).resolve().parents[2]
+    return setting.key.startswith(USED) and setting.key not in SLIMES
 
 
 @dataclass(frozen=True)
@@ -94,11 +78,12 @@ class Plan:
     """Environment of the job."""
     secrets: dict[str, str] = field(repr=False)
     """Keys that services and trackers take from the environment; never shown."""
-    layout: engines.Layout
+    layout: Layout
 
     @property
-    def picture(self) -> list[str]:
-        return engines.picture(self.layout)
+    def runtime_env(self) -> str:
+        """Ray's runtime environment of the job, with the secrets: for a file of mode 0600."""
+        return json.dumps({"env_vars": {**self.variables, **self.secrets}}, indent=1)
 
 
 def make_plan(
@@ -108,53 +93,179 @@ def make_plan(
 
     Raises `ConfigError` (one line).
     """
-    model = folder(config.model.path, "MODEL_PATH", holds="config.json")
-    check_tokenizer(model)
-    check_values(flags)
+    model = _folder(config.model.path, "MODEL_PATH", holds="config.json")
+    _vocabulary(model, "MODEL_PATH")
     if config.data.path == DataConfig().path:
         raise ConfigError("DATA_PATH is not set: the folder for conversations, as an absolute path")
-    data = absolute(config.data.path, "DATA_PATH")
+    data = _absolute(config.data.path, "DATA_PATH")
     for flag in ("--hf-checkpoint", "--ref-load", "--load", "--save"):
         if (value := option(flags, flag)) is not None:
-            absolute(value, "CKPT_SAVE_DIR" if flag == "--save" else flag)
-    script = train_script(config.slime)
-    flags, hook_folders = place_hooks(flags)
+            _absolute(value, "CKPT_SAVE_DIR" if flag == "--save" else flag)
+    script = _train_script(config)
+    flags, folders = _place_hooks(flags)
+    for flag in {"--use-tis", "--use-rollout-logprobs"} & set(flags):
+        if config.data.replay:
+            raise ConfigError(
+                f"{flag} needs the engine's log-probs, which past conversations have none of: "
+                "leave it out, or set DATA_REPLAY=off"
+            )
     _check_top_k(option(flags, "--custom-loss-function-path") or "", config.train.opd_top_k)
     reward = option(flags, "--custom-rm-path") or config.reward_path
-    frozen = _frozen(config, model, reward)
-    layout = _layout(config, model, frozen)
+    slime = config.slime
+    layout = split(
+        nodes=slime.num_nodes,
+        gpus_per_node=slime.num_gpus,
+        actor_gpus=slime.actor_gpus,
+        rollout_gpus=slime.rollout_gpus,
+        policy_path=str(model),
+        policy_per_engine=slime.rollout_gpus_per_engine,
+        frozen=_frozen(config, model, reward),
+    )
     _check_parallel(flags, layout, read_config(model))
-    folders = [_ROOT, *hook_folders]
-    for setting in (config.slime.slime_dir, config.slime.megatron_dir):
-        folders += [Path(setting)] if setting else []
-    variables = _variables(environ, folders)
-    context, limits = _context(flags), _limits(layout)
-    if context and context > limits.get(str(model), context):
+    context = _whole(flags, "--sglang-context-length")
+    limits = {engine.path: _context_limit(engine.path) for engine in layout.engines}
+    known = {path: limit for path, limit in limits.items() if limit}
+    if context and context > known.get(str(model), context):
         raise ConfigError(
             f"--sglang-context-length {context} is more than the policy's config.json allows "
-            f"({limits[str(model)]} tokens)"
+            f"({known[str(model)]} tokens)"
         )
     home = data / "slime"
-    files = {
-        home / "engines.yaml": _yaml(engines.sglang_config(layout, context, limits)),
-        home / "hooks.yaml": _yaml(_hook_settings(config, flags, layout, data)),
-    }
-    computed = [
-        *([] if config.slime.model_args_file else model_args(read_config(model))),
-        *HOOKS,
-        *_cluster_flags(layout),
-        *("--sglang-config", str(home / "engines.yaml")),
-        *("--custom-config-path", str(home / "hooks.yaml")),
-    ]
-    if config.slime.use_lora:
-        computed += lora_flags(config, [python, str(script)], {**environ, **variables})
+    hooks = _hook_settings(config, flags, layout, data, context)
+    computed = [] if slime.model_args_file else model_args(read_config(model))
+    computed += [word for pair in HOOKS.items() for word in pair] + layout.flags()
+    computed += ["--sglang-config", str(home / "engines.yaml")]
+    computed += ["--custom-config-path", str(home / "hooks.yaml")]
+    folders = [_ROOT, *folders, *(Path(p) for p in (slime.slime_dir, slime.megatron_dir) if p)]
     return Plan(
         train=[python, str(script), *computed, *flags],
-        files=files,
-        variables=variables,
+        files={
+            home / "engines.yaml": _yaml(layout.sglang_config(context, known)),
+            home / "hooks.yaml": _yaml(hooks),
+        },
+        variables=_variables(environ, folders),
         secrets=_secrets(environ),
         layout=layout,
     )
+
+
+# -- folders and files -----------------------------------------------------------------------------
+
+
+def _absolute(value: str, name: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute():
+        raise ConfigError(
+            f"{name} is a relative path ({value}): a job starts in another folder; give it as "
+            f"{Path.cwd() / value}"
+        )
+    return path
+
+
+def _folder(value: str, name: str, *, holds: str) -> Path:
+    if not value:
+        raise ConfigError(f"{name} is not set: give the absolute path of a folder with {holds}")
+    path = _absolute(value, name)
+    if not path.is_dir():
+        raise ConfigError(f"{name}: there is no folder {path}")
+    if not (path / holds).exists():
+        raise ConfigError(f"{name}: {path} has no {holds}")
+    return path
+
+
+def _train_script(config: Config) -> Path:
+    """What is started: slime's `train_async.py`, or what TRAIN_SCRIPT names."""
+    slime = config.slime
+    if slime.megatron_dir:
+        _folder(slime.megatron_dir, "MEGATRON_DIR", holds="megatron")
+    if slime.train_script:
+        script = _absolute(slime.train_script, "TRAIN_SCRIPT")
+        if not script.is_file():
+            raise ConfigError(f"TRAIN_SCRIPT: there is no file {script}")
+        return script
+    folder = _folder(slime.slime_dir, "SLIME_DIR", holds="train_async.py")
+    if not slime.megatron_dir and importlib.util.find_spec("megatron") is None:
+        raise ConfigError("MEGATRON_DIR is not set: the folder of a clone of Megatron-LM")
+    return folder / "train_async.py"
+
+
+def _vocabulary(folder: Path, name: str) -> dict[str, int]:
+    """Token -> id of the tokenizer in a model's folder."""
+    fast = folder / "tokenizer.json"
+    if fast.is_file():
+        from tokenizers import Tokenizer
+
+        found: dict[str, int] = Tokenizer.from_file(str(fast)).get_vocab()
+        return found
+    forms = ("tokenizer.model", "vocab.json", "*.tiktoken")
+    if not any(next(folder.glob(pattern), None) for pattern in forms):
+        raise ConfigError(f"{name}: {folder} has no tokenizer (such as tokenizer.json)")
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(folder).get_vocab()
+    return found
+
+
+def _context_limit(folder: str) -> int | None:
+    limit = text_config(read_config(Path(folder))).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
+
+
+# -- slime's flags ---------------------------------------------------------------------------------
+
+
+def option(flags: Sequence[str], name: str) -> str | None:
+    """The value of `--name value` or `--name=value` in `flags`; the last one, as argparse takes."""
+    found = None
+    for place, word in enumerate(flags):
+        if word == name and place + 1 < len(flags):
+            found = flags[place + 1]
+        elif word.startswith(name + "="):
+            found = word.partition("=")[2]
+    return found
+
+
+def _whole(flags: Sequence[str], name: str) -> int | None:
+    value = option(flags, name)
+    if value is None:
+        return None
+    if not value.isdecimal() or not int(value):
+        raise ConfigError(f"{name}: {value!r} is not a whole number above 0")
+    return int(value)
+
+
+def _place_hooks(flags: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """`flags` with reward and loss as slime loads them from anywhere, and folders for its path.
+
+    slime loads dotted paths only, so a hook in `./file.py` becomes `file.function` with its folder
+    on the path, and so does the folder of a module that lies here.
+    """
+    flags, folders = list(flags), []
+    for flag, default in (
+        ("custom-loss-function-path", "custom_loss"),
+        ("custom-rm-path", "custom_rm"),
+    ):
+        path, name = option(flags, f"--{flag}"), flag.replace("-", "_").upper()
+        if path is None:
+            continue
+        file, _, function = path.partition(":")
+        if file.endswith(".py"):
+            place = Path(file).resolve()
+            if not place.is_file():
+                raise ConfigError(f"{name}: there is no file {place}")
+            if not place.stem.isidentifier():
+                raise ConfigError(f"{name}: {place.name} cannot be imported, rename it")
+            folders.append(place.parent)
+            flags += [f"--{flag}", f"{place.stem}.{function or default}"]
+        else:
+            top = path.partition(".")[0]
+            if "." not in path or importlib.util.find_spec(top) is None:
+                raise ConfigError(f"{name}: there is no module for {path}")
+            if Path(top).is_dir() or Path(f"{top}.py").is_file():
+                folders.append(Path.cwd())
+        if default == "custom_rm":  # a loss may need slime to be loaded
+            load_hook(path, default_name=default, flag=name)
+    return flags, folders
 
 
 def _check_top_k(loss: str, top_k: int) -> None:
@@ -166,135 +277,83 @@ def _check_top_k(loss: str, top_k: int) -> None:
         raise ConfigError(f"OPD_TOP_K={top_k} means nothing to {loss}: use topk_opd_loss")
 
 
-# --- who is served where ----------------------------------------------------------------------
+def _check_parallel(flags: Sequence[str], layout: Layout, model: Mapping[str, Any]) -> None:
+    kinds = ("tensor-model", "pipeline-model", "context")
+    sizes = [_whole(flags, f"--{kind}-parallel-size") or 1 for kind in kinds]
+    product = sizes[0] * sizes[1] * sizes[2]
+    if layout.actor_gpus % product:
+        raise ConfigError(
+            f"ACTOR_GPUS={layout.actor_gpus} is not a multiple of {product}, the tensor x pipeline "
+            f"x context parallel sizes ({' x '.join(map(str, sizes))}) of PERF_ARGS"
+        )
+    heads = text_config(model).get("num_attention_heads")
+    if isinstance(heads, int) and heads % sizes[0]:
+        raise ConfigError(
+            f"--tensor-model-parallel-size {sizes[0]} does not divide the model's {heads} "
+            "attention heads"
+        )
 
 
-def _frozen(config: Config, model: Path, reward: str) -> list[engines.Frozen]:
+# -- who is served where ---------------------------------------------------------------------------
+
+
+def _frozen(config: Config, model: Path, reward: str) -> list[Frozen]:
     """The frozen models that this cluster has to serve."""
     slime, judge = config.slime, config.judge
-    asked = {
-        "prm": judge.prm_model_path or slime.prm_gpus,
-        "judge": judge.judge_model_path or slime.judge_gpus,
-    }
     own = next((roles for name, roles in ROLES.items() if reward.startswith(name)), None)
-    # A hook of the user's asks whom its author says; hints that it returns are scored.
-    wanted = (*(role for role in asked if asked[role]), "teacher") if own is None else own
-    args = hook_args(config)
     found = []
     for role in ("prm", "judge"):
-        if role in wanted and not getattr(judge, f"{role}_url"):
-            path = getattr(judge, f"{role}_model_path")
+        path, gpus = getattr(judge, f"{role}_model_path"), getattr(slime, f"{role}_gpus")
+        # A hook of the user's asks whom its author says; hints that it returns are scored.
+        wanted = bool(path or gpus) if own is None else role in own
+        if wanted and not getattr(judge, f"{role}_url"):
             name = f"{role.upper()}_MODEL_PATH"
-            place = folder(path, name, holds="config.json") if path else model
+            place = _folder(path, name, holds="config.json") if path else model
             found.append(_share(config, role, place))
-    if "teacher" in wanted and args.w_opd and not judge.teacher_url and slime.teacher != "policy":
+    teaches = (own is None or "teacher" in own) and hook_args(config).w_opd
+    if teaches and not judge.teacher_url and slime.teacher != "policy":
         place = model
         if slime.teacher != "base":
-            place = folder(slime.teacher, "TEACHER", holds="config.json")
-            if reason := difference(model, place):
+            place = _folder(slime.teacher, "TEACHER", holds="config.json")
+            ours, theirs = _vocabulary(model, "MODEL_PATH"), _vocabulary(place, "TEACHER")
+            # A teacher scores the policy's ids as they are; more tokens of its own do no harm.
+            if wrong := sum(theirs.get(token) != number for token, number in ours.items()):
                 raise ConfigError(
-                    f"TEACHER: {place} has another tokenizer than the policy ({reason}), so it "
-                    "cannot score the policy's tokens"
+                    f"TEACHER: {place} has another tokenizer than the policy ({wrong} of "
+                    f"{len(ours)} tokens have another id or none), so it cannot score its tokens"
                 )
         found.append(_share(config, "teacher", place))
     return found
 
 
-def _share(config: Config, role: str, place: Path) -> engines.Frozen:
-    return engines.Frozen(
-        role,
-        str(place),
-        getattr(config.slime, f"{role}_gpus"),
-        getattr(config.slime, f"{role}_gpus_per_engine"),
-    )
+def _share(config: Config, role: str, place: Path) -> Frozen:
+    gpus, per_engine = (getattr(config.slime, f"{role}_gpus{end}") for end in ("", "_per_engine"))
+    return Frozen(role, str(place), gpus, per_engine)
 
 
-def _layout(config: Config, model: Path, frozen: Sequence[engines.Frozen]) -> engines.Layout:
-    slime = config.slime
-    if slime.num_nodes > 1 and slime.master_addr in ("", "localhost", "127.0.0.1", "::1"):
-        raise ConfigError(
-            f"NUM_NODES={slime.num_nodes} needs MASTER_ADDR, this machine's address that the "
-            "others reach"
-        )
-    return engines.split(
-        nodes=slime.num_nodes,
-        gpus_per_node=slime.num_gpus,
-        actor_gpus=slime.actor_gpus,
-        rollout_gpus=slime.rollout_gpus,
-        policy_path=str(model),
-        policy_per_engine=slime.rollout_gpus_per_engine,
-        frozen=frozen,
-    )
-
-
-def _cluster_flags(layout: engines.Layout) -> list[str]:
-    return [
-        *("--actor-num-nodes", str(layout.actor_nodes)),
-        *("--actor-num-gpus-per-node", str(layout.actor_per_node)),
-        *("--num-gpus-per-node", str(layout.gpus_per_node)),
-        *("--rollout-num-gpus", str(layout.rollout_gpus)),
-        *("--rollout-num-gpus-per-engine", str(layout.engines[0].per_engine)),
-    ]
-
-
-def _check_parallel(flags: Sequence[str], layout: engines.Layout, model: dict[str, Any]) -> None:
-    sizes = {}
-    for kind in ("tensor-model", "pipeline-model", "context"):
-        flag = f"--{kind}-parallel-size"
-        sizes[kind] = whole(flags, flag, 1)
-    product = sizes["tensor-model"] * sizes["pipeline-model"] * sizes["context"]
-    if layout.actor_gpus % product:
-        words = " x ".join(str(size) for size in sizes.values())
-        raise ConfigError(
-            f"ACTOR_GPUS={layout.actor_gpus} is no multiple of {product}, the tensor x pipeline x "
-            f"context parallel sizes ({words}) of PERF_ARGS"
-        )
-    heads = (model.get("text_config") or model).get("num_attention_heads")
-    if isinstance(heads, int) and heads % sizes["tensor-model"]:
-        raise ConfigError(
-            f"--tensor-model-parallel-size {sizes['tensor-model']} does not divide the model's "
-            f"{heads} attention heads"
-        )
-
-
-def _context(flags: Sequence[str]) -> int | None:
-    return whole(flags, "--sglang-context-length", 0) or None
-
-
-def _limits(layout: engines.Layout) -> dict[str, int]:
-    limits = {}
-    for engine in layout.engines:
-        config = read_config(Path(engine.path))
-        limit = (config.get("text_config") or config).get("max_position_embeddings")
-        if isinstance(limit, int):
-            limits[engine.path] = limit
-    return limits
-
-
-# --- what hooks and services are told ---------------------------------------------------------
+# -- what hooks and services are told --------------------------------------------------------------
 
 
 def _hook_settings(
-    config: Config, flags: Sequence[str], layout: engines.Layout, data: Path
+    config: Config, flags: Sequence[str], layout: Layout, data: Path, context: int | None
 ) -> dict[str, Any]:
     """`--custom-config-path`: names as `hook_args` has them, `gateway_<name>` for the gateway's
-    (see `openclaw_rl/slime/README.md`). Keys are not among them: slime logs its arguments."""
+    (see README.md). Keys are not among them: slime logs its arguments."""
     args = hook_args(config)
     values: dict[str, Any] = {"journal_path": str(data / "journal.db")}
     for setting in settings("rollout", "train", "judge"):
-        if is_used(setting) and setting.flag and setting.name not in _LAUNCH_ONLY:
+        if is_used(setting) and setting.flag and setting.name != "method":
             values[setting.attribute] = getattr(args, setting.attribute)
     for setting in settings("gateway"):
         if is_used(setting) and setting.flag:
             values[f"gateway_{setting.name}"] = setting.of(config)
-    values["gateway_context_length"] = _context(flags)
-    values["gateway_max_tokens"] = whole(flags, "--rollout-max-response-len", 0) or None
-    if not config.data.replay:
-        values["start_services"] = [name for name in SERVICES if name != "replay"]
+    values["gateway_context_length"] = context
+    values["gateway_max_tokens"] = _whole(flags, "--rollout-max-response-len")
+    values["data_replay"] = config.data.replay
     for role in ("prm", "judge", "teacher"):
         values[f"{role}_engine"] = layout.engine_of(role)
     if config.slime.teacher == "policy":
-        values["teacher_engine"] = engines.POLICY
+        values["teacher_engine"] = POLICY
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -337,8 +396,3 @@ def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
 def _yaml(content: dict[str, Any]) -> str:
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
-
-
-def runtime_env(plan: Plan) -> str:
-    """Ray's runtime environment of the job, with the secrets: for a file of mode 0600."""
-    return json.dumps({"env_vars": {**plan.variables, **plan.secrets}}, indent=1)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl import rollout
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import trainer_lock
 from openclaw_rl.slime.samples import Shape, as_slimes, fill, is_filler, slimes_classes
@@ -37,13 +37,11 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     """Wait for a batch of live turns; `RolloutFnTrainOutput` with `rollout_batch_size *
     n_samples_per_prompt` turns in groups of slime's `Sample`. `data_source` is not used.
 
-    With `evaluation`: `RolloutFnEvalOutput` for the prompts of `--eval-prompt-data`. Raises
+    With `evaluation`: slime's own, for the prompts of `--eval-prompt-data`. Raises
     `ConfigError` for settings that do not fit; README.md names all that is read from `args`.
     """
     if evaluation:
-        from openclaw_rl.slime.evaluation import evaluate
-
-        return evaluate(args, rollout_id, data_source)
+        return _evaluate(args, rollout_id, data_source)
     run = Run.of(args)
     run.begin(rollout_id)
     output = rollout.generate_rollout(run.view(args), rollout_id, data_source)
@@ -56,6 +54,18 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     ]
     fillers = sum(map(is_filler, samples))
     return output_kind(groups, {**output.metrics, "rollout/fillers": fillers})
+
+
+def _evaluate(args: Any, rollout_id: int, data_source: Any) -> Any:
+    """slime's own evaluation; its training half wants a global data set, which we have none of."""
+    if args is None or not getattr(args, "eval_datasets", None):
+        raise ConfigError("evaluation needs --eval-prompt-data or --eval-config")
+    try:
+        from slime.rollout.sglang_rollout import generate_rollout as slimes
+    except ModuleNotFoundError as error:
+        raise HookError(f"evaluation runs inside slime only: {error}") from error
+    view = Namespace(**vars(args) | {"rollout_global_dataset": True})
+    return slimes(view, rollout_id, data_source, evaluation=True)
 
 
 class Run:

@@ -1,34 +1,34 @@
-"""What runs beside slime: engines' addresses into the journal, gateway and judge as children.
+"""What runs beside slime: engines' addresses for the journal, and gateway and judge as a child.
 
-Guarantees: a gateway that answers is left alone, only own children are ever ended, and they do
-not outlive this process, whatever ends it. A child that says it is misconfigured ends the wait
-for a batch with its own words instead of starving it.
+Guarantees: a gateway that answers is left alone, only the own child is ever ended, and it does not
+outlive this process, whatever ends it. A child that says it is misconfigured ends the wait for a
+batch with its own words instead of starving it.
 
-Settings are read from slime's `args` (`--custom-config-path`): the names of `hook_args` for the
-judge, `gateway_<name>` for those of `[gateway]`; keys come from the environment,
-which slime does not print.
+Settings are read from slime's `args` (`--custom-config-path`): the names of `config.hook_args` for
+the judge, `gateway_<name>` for those of `[gateway]`; keys come from the environment, which slime
+does not print.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
+import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.supervisor import MISCONFIGURED, STOP_SECONDS, Loop, supervise
-from openclaw_rl.config import Config, GatewayConfig, environment, load_config, settings
+from openclaw_rl.config import Config, environment, load_config, settings
 from openclaw_rl.errors import ConfigError
 
 log = logging.getLogger("openclaw_rl.slime")
 
-SERVICES = ("serve", "judge", "replay")
-_ASK_SECONDS = 5.0
+LOOPS = ("serve", "judge")
+MISCONFIGURED = 2
+_ASK_SECONDS, _STOP_SECONDS = 5.0, 40.0
 
 
 def addresses(args: Any) -> dict[str, str]:
@@ -53,14 +53,11 @@ def addresses(args: Any) -> dict[str, str]:
 
 def model_info(url: str) -> dict[str, Any]:
     """What the engine says of itself (`weight_version`, `model_path`); empty where it does not."""
-    for path in ("/model_info", "/get_model_info"):
-        body = _ask(url + path)
-        if body:
-            return body
-    return {}
+    return ask(url + "/model_info") or ask(url + "/get_model_info")
 
 
-def _ask(url: str) -> dict[str, Any]:
+def ask(url: str) -> dict[str, Any]:
+    """The JSON object that a GET of `url` gives; empty where there is none."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_ASK_SECONDS) as response:
@@ -70,90 +67,8 @@ def _ask(url: str) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-class Services:
-    """Gateway, judge, and past conversations once, of one run. `args.start_services` names which to
-    start (all)."""
-
-    def __init__(self, args: Any) -> None:
-        wanted = getattr(args, "start_services", None)
-        self._wanted: Sequence[str] = SERVICES if wanted is None else (wanted or ())
-        unknown = [name for name in self._wanted if name not in SERVICES]
-        if unknown or isinstance(wanted, str):
-            raise ConfigError(f"start_services: a list of {', '.join(SERVICES)}, not {wanted!r}")
-        self._args = args
-        self._children: dict[str, _Child] = {}
-        self._config = ""
-        if self._wanted:
-            self._config = services_config(args, environment()).model_dump_json()
-
-    def ensure(self) -> None:
-        """Start what is wanted and neither ours nor answering. Raises as `check`."""
-        self.check()
-        for name in self._wanted:
-            if name in self._children:
-                continue
-            if name == "serve" and "engine" in _ask(gateway_url(self._args) + "/healthz"):
-                log.info("[slime] a gateway answers at %s: it is used", gateway_url(self._args))
-                continue
-            command = [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised"]
-            loop = Loop(name, command, self._config, once=name == "replay")
-            self._children[name] = _Child(loop)
-
-    def check(self) -> None:
-        """Raise `ConfigError` where a child has ended for good."""
-        for child in self._children.values():
-            child.check()
-
-    def close(self) -> None:
-        """End the children that were started here."""
-        for child in self._children.values():
-            child.stop()
-        self._children.clear()
-
-
-class _Child:
-    """One supervised process, kept by a thread of its own."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop, self._last, self._status = loop, "", 0
-        self._event_loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name=loop.name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        work = supervise([self._loop], self._emit, stop=self._stop)
-        try:
-            self._status = self._event_loop.run_until_complete(work)
-        except ConfigError as error:
-            self._last, self._status = str(error), MISCONFIGURED
-        finally:
-            self._event_loop.close()
-
-    def _emit(self, line: str) -> None:
-        self._last = line
-        log.info("%s", line)
-
-    def check(self) -> None:
-        if not self._thread.is_alive() and self._status == MISCONFIGURED:
-            raise ConfigError(f"{self._loop.name} cannot run: {self._last}")
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self._event_loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(2 * STOP_SECONDS)
-
-
-def gateway_url(args: Any) -> str:
-    """Where the gateway listens, seen from this machine."""
-    default = GatewayConfig()
-    host = getattr(args, "gateway_host", None) or default.host
-    port = getattr(args, "gateway_port", None) or default.port
-    return default.model_copy(update={"host": host, "port": port}).url
-
-
 def services_config(args: Any, environ: Mapping[str, str]) -> Config:
-    """The configuration of gateway, judge and replay as `args` have it, secrets from `environ`.
+    """The configuration of gateway and judge as `args` have it, secrets from `environ`.
     Raises `ConfigError`."""
     journal = Path(args.journal_path)
     if journal.name != "journal.db":
@@ -161,6 +76,7 @@ def services_config(args: Any, environ: Mapping[str, str]) -> Config:
     given = {
         "model.path": args.hf_checkpoint,
         "data.path": journal.parent,
+        "data.replay": getattr(args, "data_replay", None),
         "gateway.temperature": getattr(args, "rollout_temperature", None),
     }
     for setting in settings("gateway", "judge", "train"):
@@ -168,13 +84,72 @@ def services_config(args: Any, environ: Mapping[str, str]) -> Config:
         if setting.flag and (setting.section != "train" or setting.name.startswith(("w_", "opd_"))):
             gateway = setting.section == "gateway"
             name = f"gateway_{setting.name}" if gateway else setting.attribute
-            if (value := getattr(args, name, None)) is not None:
-                given[setting.key] = value
+            given.setdefault(setting.key, getattr(args, name, None))
+    flags = {key: str(value) for key, value in given.items() if value is not None}
     keys = {
         setting.env: environ.get(setting.env, "")
         for setting in settings()
         if setting.env and not setting.flag
     }
-    return load_config(
-        {name: str(value) for name, value in given.items() if value is not None}, keys
-    )
+    return load_config(flags, keys)
+
+
+class Services:
+    """Gateway and judge of one run, kept up by one child (`openclaw-rl up serve judge`).
+    `args.start_services` names which to start (both)."""
+
+    def __init__(self, args: Any) -> None:
+        wanted = getattr(args, "start_services", None)
+        self._loops = list(LOOPS if wanted is None else wanted)
+        if isinstance(wanted, str) or not set(self._loops) <= set(LOOPS):
+            raise ConfigError(f"start_services: a list of {', '.join(LOOPS)}, not {wanted!r}")
+        self.config = services_config(args, environment()) if self._loops else Config()
+        self.child: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._last = ""
+
+    def ensure(self) -> None:
+        """Start what is wanted and not there. Raises `ConfigError` as `check`."""
+        self.check()
+        if self.child is not None and self.child.poll() is None:
+            return
+        loops, url = list(self._loops), self.config.gateway.url
+        if "serve" in loops and "engine" in ask(url + "/healthz"):
+            log.info("[slime] a gateway answers at %s: it is used", url)
+            loops.remove("serve")
+        if not loops:
+            return
+        command = [sys.executable, "-m", "openclaw_rl.cli", "up", *loops, "--supervised"]
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+        assert self.child.stdin is not None
+        # The child reads its configuration, secrets included, and ends when this pipe closes.
+        self.child.stdin.write(self.config.model_dump_json() + "\n")
+        self.child.stdin.flush()
+        self._reader = threading.Thread(target=self._relay, args=(self.child,), daemon=True)
+        self._reader.start()
+
+    def check(self) -> None:
+        """Raise `ConfigError` where the child has ended for good."""
+        if self.child is not None and self.child.poll() == MISCONFIGURED:
+            assert self._reader is not None
+            self._reader.join(_ASK_SECONDS)
+            raise ConfigError(f"gateway or judge cannot run: {self._last}")
+
+    def close(self) -> None:
+        """End the child that was started here."""
+        if self.child is not None and self.child.poll() is None:
+            self.child.terminate()
+            try:
+                self.child.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                self.child.wait()
+
+    def _relay(self, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            self._last = line.strip() or self._last
+            log.info("%s", line.rstrip())

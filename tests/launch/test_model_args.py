@@ -69,12 +69,12 @@ def test_newer_form_of_config_json_gives_the_same():
         ({**qwen2(1, 8, 8, 2, 1, tied=True), "use_sliding_window": True}, "sliding"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "rope_scaling": {"type": "yarn"}}, "yarn"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "rope_theta": None}, "rope_theta"),
-        ({**qwen3(1, 8, 8, 2, 1, tied=True), "rope_scaling": "x"}, "rope_scaling is no object"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "rope_scaling": "x"}, "rope_scaling is not an object"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "head_dim": "x"}, "head_dim"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "num_attention_heads": 0}, "num_attention_heads"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "num_hidden_layers": True}, "num_hidden_layers"),
         ({**qwen3(1, 8, 8, 2, 1, tied=True), "vocab_size": float("inf")}, "vocab_size"),
-        ({**qwen3(1, 8, 8, 2, 1, tied=True), "text_config": [1]}, "text_config is no object"),
+        ({**qwen3(1, 8, 8, 2, 1, tied=True), "text_config": [1]}, "text_config is not an object"),
         (
             {**llama(1, 8, 8, 2, 1, tied=True, factor=8.0), "max_position_embeddings": None},
             "max_position_embeddings",
@@ -96,14 +96,14 @@ def test_what_the_flags_would_not_express_is_refused(config, words):
 def test_rope_scaling_other_than_megatrons_is_refused():
     config = llama(1, 8, 8, 2, 1, tied=True, factor=8.0)
     config["rope_scaling"] = {**config["rope_scaling"], "low_freq_factor": 2.0}
-    with pytest.raises(ConfigError, match="built in"):
+    with pytest.raises(ConfigError, match="built into"):
         model_args(config)
 
 
 def test_qwen3_5_without_an_output_gate_is_refused():
     config = qwen3_5(1, 8, 8, 2, 1, tied=True)
     config["text_config"]["attn_output_gate"] = False
-    with pytest.raises(ConfigError, match="output gate"):
+    with pytest.raises(ConfigError, match="no output gate"):
         model_args(config)
 
 
@@ -114,5 +114,5 @@ def test_an_unreadable_config_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="not valid JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps([1]))
-    with pytest.raises(ConfigError, match="no JSON object"):
+    with pytest.raises(ConfigError, match="not a JSON object"):
         read_config(tmp_path)

@@ -1,4 +1,4 @@
-"""What README.md of the losses says of the top-K term's cost and gradient."""
+"""What README.md of the losses says of the top-K term's memory and gradient."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from benchmarks.topk import gradients, measure
 
 
 @pytest.mark.slow
-def test_fifty_ids_cost_a_tenth_of_a_loop_of_clones():
+def test_fifty_ids_take_a_tenth_of_the_memory_of_a_loop_of_clones():
     one, loop = (measure(form, 50, 128, 16384) for form in ("one pass", "loop of clones"))
     assert one["loss"] == pytest.approx(loop["loss"], rel=1e-4, abs=1e-7)
     assert loop["mib"] >= 10 * one["mib"]
-    assert loop["ms"] >= 10 * one["ms"]
 
 
 def test_the_difference_is_held_for_a_reason():

@@ -224,5 +224,6 @@ def train(args: Namespace) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ray.init()
+    # The launcher asks for a Ray of its own by RAY_ADDRESS=local; this machine has no GPU to count.
+    ray.init(num_cpus=4, num_gpus=3, object_store_memory=100_000_000, include_dashboard=False)
     train(parse(sys.argv[1:]))

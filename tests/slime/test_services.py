@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import threading
 from argparse import Namespace
 from pathlib import Path
@@ -8,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.journal import Journal
-from openclaw_rl.slime.services import Services, _ask, gateway_url, services_config
+from openclaw_rl.slime.services import Services, ask, services_config
 from tests.e2e.system import free_port
 from tests.fakes.model import tiny_tokenizer
 
@@ -42,30 +40,6 @@ def test_slimes_settings_reach_gateway_and_judge(tmp_path: Path):
     assert (train.w_rl, train.w_opd, judge.prm_api_key) == (0.0, 1.0, "k")
 
 
-@pytest.mark.slow
-def test_past_conversations_in_the_data_folder_are_learnt_from_once(tmp_path: Path):
-    model = tiny_tokenizer(tmp_path / "model")
-    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    talk.append({"role": "user", "content": "thanks"})
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "past.jsonl").write_text(json.dumps(talk) + "\n")
-    args = arguments(tmp_path, hf_checkpoint=str(model), start_services=["replay"])
-    services = Services(args)
-    services.ensure()
-    services.ensure()
-    pause = threading.Event()
-    try:
-        with Journal.open(args.journal_path) as journal:
-            for _ in range(600):
-                if journal.fates().judging:
-                    break
-                pause.wait(0.1)
-            assert journal.fates().by_source["replay"].bound == 1
-        services.check()
-    finally:
-        services.close()
-
-
 def test_the_services_know_of_a_distillation_over_the_top_k(tmp_path: Path):
     train = services_config(arguments(tmp_path, opd_top_k=4, opd_hints=3, opd_tail=True), {}).train
     assert (train.opd_top_k, train.opd_hints, train.opd_tail) == (4, 3, True)
@@ -77,21 +51,14 @@ def test_a_journal_that_the_services_would_not_find_is_refused(tmp_path: Path):
     Services(arguments(tmp_path, journal_path=str(tmp_path / "turns.db"), start_services=[]))
 
 
-def test_the_gateway_of_all_addresses_is_asked_on_the_loopback():
-    assert gateway_url(Namespace(gateway_host="0.0.0.0", gateway_port=5)) == "http://127.0.0.1:5"
-    assert gateway_url(Namespace(gateway_host="::", gateway_port=5)) == "http://[::1]:5"
-    assert gateway_url(Namespace(gateway_host="::1", gateway_port=5)) == "http://[::1]:5"
-    assert gateway_url(Namespace()) == "http://127.0.0.1:30000"
-
-
 def test_a_misconfigured_service_says_so_in_its_own_words(tmp_path: Path):
     args = arguments(tmp_path, hf_checkpoint=str(tmp_path / "nowhere"), start_services=["judge"])
     services = Services(args)
     services.ensure()
-    services._children["judge"]._thread.join(60)
-    with pytest.raises(ConfigError, match=r"judge cannot run: .*there is no folder .*nowhere"):
+    assert services.child is not None
+    services.child.wait(60)
+    with pytest.raises(ConfigError, match=r"cannot run: .*there is no folder .*nowhere"):
         services.check()
-    services.close()
 
 
 @pytest.mark.slow
@@ -101,19 +68,18 @@ def test_a_gateway_is_started_once_and_ended_with_its_owner(tmp_path: Path):
         tmp_path, hf_checkpoint=str(model), gateway_port=free_port(), start_services=["serve"]
     )
     services, others = Services(args), Services(args)
-    url = gateway_url(args) + "/healthz"
+    url = services.config.gateway.url + "/healthz"
     try:
         services.ensure()
         pause = threading.Event()
         for _ in range(600):
-            if _ask(url):
+            if ask(url):
                 break
             pause.wait(0.1)
-        assert _ask(url)["engine"]["state"] == "unknown"
+        assert ask(url)["engine"]["state"] == "unknown"
         others.ensure()  # it answers: it is left alone
-        assert others._children == {}
         others.close()
-        assert _ask(url)
+        assert ask(url)
     finally:
         services.close()
-    assert _ask(url) == {}
+    assert ask(url) == {}

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.slime.engines import Frozen, picture, sglang_config, split
+from openclaw_rl.slime.layout import Frozen, split
 
 BASE = {
     "nodes": 1,
@@ -53,8 +53,11 @@ def test_roles_with_the_same_model_share_one_engine_of_the_larger_share():
         ({"gpus_per_node": 1}, "each side needs at least one"),
         ({"frozen": [Frozen("prm", "/p", gpus=4)]}, "PRM_GPUS=4 leave 0 of ROLLOUT_GPUS=4"),
         ({"frozen": [Frozen("judge", "/p", gpus=9)]}, "JUDGE_GPUS=9 leave 0 of ROLLOUT_GPUS=4"),
-        ({"rollout_gpus": 3, "policy_per_engine": 2}, "no multiple of ROLLOUT_GPUS_PER_ENGINE=2"),
-        ({"frozen": [Frozen("prm", "/p", 3, 2)]}, "no multiple of PRM_GPUS_PER_ENGINE=2"),
+        (
+            {"rollout_gpus": 3, "policy_per_engine": 2},
+            "multiple of ROLLOUT_GPUS_PER_ENGINE=2",
+        ),
+        ({"frozen": [Frozen("prm", "/p", 3, 2)]}, "not a multiple of PRM_GPUS_PER_ENGINE=2"),
         ({"nodes": 2, "actor_gpus": 12}, "whole machines of 8 GPUs"),
         ({"nodes": 2, "actor_gpus": 7, "rollout_gpus": 8, "policy_per_engine": 4}, "across"),
     ],
@@ -122,7 +125,7 @@ def test_what_is_accepted_fits(nodes, per_node, actor, rollout, engine, frozen):
 
 def test_engine_file_has_one_trained_model_first_and_shares_that_add_up():
     layout = split(**BASE | {"frozen": [Frozen("prm", "/prm"), Frozen("teacher", "/base")]})
-    content = sglang_config(layout, 32768, {"/prm": 8192, "/base": 40960})["sglang"]
+    content = layout.sglang_config(32768, {"/prm": 8192, "/base": 40960})["sglang"]
     assert [model["name"] for model in content] == ["policy", "prm", "teacher"]
     assert [model["update_weights"] for model in content] == [True, False, False]
     groups = [group for model in content for group in model["server_groups"]]
@@ -132,7 +135,7 @@ def test_engine_file_has_one_trained_model_first_and_shares_that_add_up():
 
 def test_picture_names_every_gpu():
     layout = split(**BASE | {"rollout_gpus": 3, "actor_gpus": 4, "frozen": [Frozen("prm", "/prm")]})
-    lines = picture(layout)
+    lines = layout.picture()
     assert lines[0].split() == ["GPU", "0-3", "trainer"]
     assert lines[1].startswith("GPU 4-5")
     assert "trained /base, 2 engines of 1" in lines[1]
