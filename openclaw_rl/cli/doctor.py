@@ -22,7 +22,7 @@ from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.journal import Journal
 from openclaw_rl.openclaw.connect import PROVIDER, TRIED, OpenClaw, Served, get, plan_connect
 from openclaw_rl.openclaw.gateway import Answer, GatewayClient
-from openclaw_rl.slime.engines import Frozen, split
+from openclaw_rl.slime.layout import Frozen, split
 
 ROOMY_WINDOW = 16_000
 """Tokens of context below which OpenClaw's own prompt and tools may leave no room."""

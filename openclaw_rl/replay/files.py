@@ -60,8 +60,11 @@ def find(path: Path) -> list[Path]:
 
 
 def in_data(folder: Path) -> list[Path]:
-    """Where conversations may lie in a data folder: files of its own beside OpenClaw's, too."""
-    return [*sorted(folder.glob("*.jsonl")), folder]
+    """The files of conversations in a data folder: its own beside OpenClaw's, too. What trainers
+    write beside their checkpoints is not among them."""
+    checkpoints = folder / "checkpoints"
+    found = (file for file in find(folder) if checkpoints not in file.parents)
+    return [*sorted(folder.glob("*.jsonl")), *found]
 
 
 def check(paths: Sequence[Path]) -> list[Path]:
