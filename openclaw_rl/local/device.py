@@ -18,13 +18,9 @@ def device_of(name: str, flag: str = "--device") -> torch.device:
     count = torch.cuda.device_count()
     if name == "auto":
         return torch.device("cuda" if count else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    found = re.fullmatch(r"cuda(?::(\d+))?", name)
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if found is None:
-        raise ConfigError(f"{flag}: {name!r} is none of auto, cpu, cuda, cuda:N")
-    if count == 0:
-        raise ConfigError(f"{flag} {name}: torch sees no CUDA device")
-    if int(found[1] or 0) >= count:
-        raise ConfigError(f"{flag} {name}: torch sees {count} CUDA devices, counted from 0")
+        raise ConfigError(f"{flag} must be auto, cpu, cuda or cuda:N, not {name!r}")
+    if name != "cpu" and int(found[1] or 0) >= count:
+        raise ConfigError(f"{flag} {name}: torch sees {count} CUDA devices (the first is 0)")
     return torch.device(name)

@@ -5,37 +5,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from argparse import Namespace
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from openclaw_rl.errors import ConfigError, EngineError
+from openclaw_rl.journal import Journal
 from openclaw_rl.local.cache import round_up
-from openclaw_rl.local.engine import EngineCore, EngineLimits
+from openclaw_rl.local.engine import BASE_VERSION, EngineCore
 from openclaw_rl.local.model import LoadedModel
 from openclaw_rl.local.server import EngineServer, serve_engine
 
 log = logging.getLogger("openclaw_rl.host")
 
-Announce = Callable[[str, str, dict[str, Any]], None]
-"""Says in the journal where a role is served: role, address, what is known of it."""
+_CPU_KV_BYTES = 1 << 30
+_KV_SHARE = 0.35
+"""Of a card's memory that the weights leave free; the rest is for training steps. On 16 GB it gives
+a 4B model the 16,000 tokens of docs/memory.md."""
 
 
 class Embedded:
     """See `host.Serving`. A dead engine thread is an EngineError of `watch`."""
 
     def __init__(
-        self, args: Namespace, loaded: LoadedModel, threads: int, announce: Announce
+        self, args: Namespace, loaded: LoadedModel, threads: int, journal: Journal
     ) -> None:
-        self._args, self._loaded, self._announce_role = args, loaded, announce
+        self._port: int = args.engine_port
+        self._loaded, self._journal = loaded, journal
         self.core = EngineCore(
             loaded,
-            limits=limits(args, loaded),
-            threads=getattr(args, "engine_threads", None) or threads,
+            kv_tokens=args.engine_kv_tokens or kv_tokens(loaded),
+            max_running=args.engine_max_streams,
+            context_length=args.context_length,
+            threads=args.engine_threads or threads,
         )
-        wanted, holds = getattr(args, "context_length", None), self.core.context_length
+        wanted, holds = args.context_length, self.core.context_length
         if wanted and holds < wanted:
             raise ConfigError(
                 f"--context-length {wanted}: the KV cache holds {holds} tokens: "
@@ -49,24 +54,23 @@ class Embedded:
                 loaded.context_length,
             )
         self._server: EngineServer | None = None
-        self.url: str | None = None
+
+    @property
+    def url(self) -> str | None:
+        return None if self._server is None else self._server.url
 
     async def start(self, version: int) -> None:
-        self._start_core()
-        self._server = await serve_engine(
-            self.core, int(getattr(self._args, "engine_port", None) or 0)
-        )
-        self.url = self._server.url
-        await asyncio.to_thread(self._announce, version)
+        self.core.start()
+        self._server = await serve_engine(self.core, self._port)
+        await asyncio.to_thread(self._announce, self._server, version)
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
         if self._loaded.device.type == "cuda":
             torch.cuda.current_stream(self._loaded.device).synchronize()
-        if self.url is None:
-            self._start_core()  # the weights of a resumed run, before anything is served
+        self.core.start()  # the weights of a resumed run come before anything is served
         self.core.publish(version, weights).result(timeout=300)
-        if self.url is not None:
-            self._announce(version)
+        if self._server is not None:
+            self._announce(self._server, version)
 
     async def watch(self) -> None:
         if not self.core.alive:
@@ -81,41 +85,25 @@ class Embedded:
             await self._server.close()
         await asyncio.to_thread(self.core.stop)
 
-    def _start_core(self) -> None:
-        if not self.core.alive:
-            self.core.start()
-
-    def _announce(self, version: int) -> None:
-        assert self._server is not None
-        info: dict[str, Any] = {
+    def _announce(self, server: EngineServer, version: int) -> None:
+        info = {
             "engine": "embedded",
-            "key": self._server.key,
+            "key": server.key,
             "pid": os.getpid(),
             "model_path": self._loaded.path,
             "context_length": self.core.context_length,
         }
-        self._announce_role("policy", self._server.url, {**info, "weight_version": str(version)})
-        for role in ("judge", "teacher"):
-            self._announce_role(role, self._server.base_url, {**info, "weight_version": "base"})
+        for role, url, served in (
+            ("policy", server.url, str(version)),
+            ("judge", server.base_url, BASE_VERSION),
+            ("teacher", server.base_url, BASE_VERSION),
+        ):
+            self._journal.publish(role, url, {**info, "weight_version": served}, time.time())
 
 
-_KV_SHARE = 0.35
-"""Of a card's memory that the weights leave free; the rest is for training steps. On 16 GB it gives
-a 4B model the 16,000 tokens of docs/memory.md."""
-
-
-def limits(args: Namespace, loaded: LoadedModel) -> EngineLimits:
-    """What the settings leave to us is chosen from the memory that is there."""
-    default = EngineLimits()
-    tokens = getattr(args, "engine_kv_tokens", None)
-    kv_bytes = default.kv_bytes
-    if tokens:
-        kv_bytes = int(tokens) * loaded.kv_shape.bytes_per_token(loaded.dtype)
-    elif loaded.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(loaded.device)
-        kv_bytes = int(_KV_SHARE * free)
-    return EngineLimits(
-        kv_bytes=kv_bytes,
-        max_running=int(getattr(args, "engine_max_streams", None) or default.max_running),
-        context_length=getattr(args, "context_length", None),
-    )
+def kv_tokens(loaded: LoadedModel) -> int:
+    """Tokens of all sequences together that fit the memory that is there."""
+    memory = _CPU_KV_BYTES
+    if loaded.device.type == "cuda":
+        memory = int(_KV_SHARE * torch.cuda.mem_get_info(loaded.device)[0])
+    return memory // loaded.kv_shape.bytes_per_token(loaded.dtype)

@@ -6,7 +6,7 @@ Guarantees:
   the keys and values it has, so its later tokens attend to states of the older version;
 - a request ends exactly once: stop, length or abort (then with the tokens so far). A failing step
   aborts the requests in it and nothing else;
-- memory is bounded (`kv_bytes`): when it runs out, idle prefixes go first, then the youngest
+- memory is bounded (`kv_tokens`): when it runs out, idle prefixes go first, then the youngest
   sequence is computed again later (its tokens and log-probs stay);
 - a long prompt is computed in pieces between the steps of the others.
 
@@ -45,18 +45,6 @@ _SWITCH_SECONDS = 5e-4
 _LAST_FAILURE = 5  # in a row ends the engine; one bad request is tried no more than 3 times
 _WORTH_WAITING = 64  # tokens of a common prompt
 _SCORE_ROWS = 64  # positions whose float32 logits are held at once while scoring
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """`kv_bytes`: memory of all keys and values. `max_running`: sequences in one step.
-    `prefill_tokens`: prompt tokens a step while others generate (None: 256 on a CPU, 2048
-    elsewhere). `context_length`: None takes the model's own."""
-
-    kv_bytes: int = 1 << 30
-    max_running: int = 32
-    prefill_tokens: int | None = None
-    context_length: int | None = None
 
 
 class Chunk(NamedTuple):
@@ -112,27 +100,29 @@ class _Sequence:
 class EngineCore:
     """Submit from any thread; everything is answered through the request's `deliver`.
 
-    `threads`: intra-op threads of the engine thread (None: torch's default), its own only.
+    `kv_tokens`: room for keys and values of all sequences. `max_running`: sequences in one step.
+    `prefill_tokens`: prompt tokens a step while others generate (None: 256 on a CPU, 2048
+    elsewhere). `context_length`: None takes the model's own. `threads`: intra-op threads of the
+    engine thread (None: torch's default), its own only.
     """
 
     def __init__(
         self,
         model: LoadedModel,
         *,
-        limits: EngineLimits | None = None,
+        kv_tokens: int = 1 << 15,
+        max_running: int = 32,
+        prefill_tokens: int | None = None,
+        context_length: int | None = None,
         threads: int | None = None,
         seed: int | None = None,
     ) -> None:
         self.model = model
-        self.limits = limits or EngineLimits()
-        budget = self.limits.kv_bytes // model.kv_shape.bytes_per_token(model.dtype)
-        self.pool = SlotPool(model.kv_shape, budget, model.dtype, model.device)
+        self.pool = SlotPool(model.kv_shape, kv_tokens, model.dtype, model.device)
         # One sequence must always fit, or nothing could end.
-        self.context_length = min(
-            self.limits.context_length or model.context_length, self.pool.budget
-        )
-        on_cpu = model.device.type == "cpu"
-        self._prefill = self.limits.prefill_tokens or (256 if on_cpu else 2048)
+        self.context_length = min(context_length or model.context_length, self.pool.budget)
+        self._max_running = max_running
+        self._prefill = prefill_tokens or (256 if model.device.type == "cpu" else 2048)
         self._threads = threads
         self._random = random.Random(seed)
         self._version = "0"
@@ -148,10 +138,11 @@ class EngineCore:
     # -- called from any thread ------------------------------------------------------------
 
     def start(self) -> EngineCore:
-        """Starts the thread. Also lets threads of this process take turns at the interpreter
+        """Starts the thread, once. Also lets threads of this process take turns at the interpreter
         every 0.5 ms instead of 5: each operation of a step waits its turn (measured, README)."""
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-        self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
         return self
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -298,7 +289,7 @@ class EngineCore:
     def _admit(self) -> None:
         """Moves waiting sequences into slots: policy first, then by arrival."""
         for sequence in sorted(self._waiting, key=lambda s: s.rank):
-            if len(self._running) >= self.limits.max_running:
+            if len(self._running) >= self._max_running:
                 return
             if self._better_wait(sequence):
                 continue

@@ -51,7 +51,8 @@ class Serving(Protocol):
     """What serves the weights. `publish` is called by the trainer's thread, the rest by the event
     loop; `url` is None until requests are served."""
 
-    url: str | None
+    @property
+    def url(self) -> str | None: ...
 
     async def start(self, version: int) -> None:
         """Serve the checkpoint of this version, and publish the address."""
@@ -104,7 +105,7 @@ class Host:
             context = args.context_length or self.loaded.context_length
             self.serving = ExternalEngine(args, self.journal, context)
         else:
-            self.serving = Embedded(args, self.loaded, half, self._announce)
+            self.serving = Embedded(args, self.loaded, half, self.journal)
         self.trainer = Trainer(
             args,
             self.loaded.trainer_model(args.seed),
@@ -174,9 +175,6 @@ class Host:
                 log.error("[train] training has stopped, serving goes on: %s", why)
                 log.debug("[train] traceback", exc_info=error)
                 self.journal.count("training_stopped")
-
-    def _announce(self, role: str, url: str, info: dict[str, Any]) -> None:
-        self.journal.publish(role, url, info, time.time())
 
     def _give_way(self) -> None:
         """On a GPU both threads share one device: let requests under way have it for a moment."""

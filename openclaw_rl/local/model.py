@@ -38,13 +38,7 @@ class LoraSpec:
 
     rank: int = 16
     alpha: float = 32.0
-    dropout: float = 0.0
-    target_modules: str | tuple[str, ...] = "all-linear"
-    rslora: bool = False
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+    target_modules: str = "all-linear"
 
 
 @dataclass(slots=True)
@@ -176,7 +170,7 @@ class LoadedModel:
     def adapter(self, state: Mapping[str, Tensor]) -> Adapter:
         """A serve adapter from a PEFT state dict (`get_peft_model_state_dict`), copied. Raises
         ConfigError on anything but pairs of LoRA matrices of the model's linear layers."""
-        scale = self.lora.scale if self.lora else 1.0
+        scale = self.lora.alpha / self.lora.rank if self.lora else 1.0
         halves: dict[str, dict[str, Tensor]] = {}
         for key, value in state.items():
             module, _, half = key.removeprefix("base_model.model.").rpartition(".lora_")
@@ -227,14 +221,10 @@ class LoadedModel:
 
         if self.lora is None:
             raise ConfigError("the model was loaded without a LoRA specification")
-        targets = self.lora.target_modules
         config = LoraConfig(
             r=self.lora.rank,
             lora_alpha=self.lora.alpha,  # type: ignore[arg-type]
-            lora_dropout=self.lora.dropout,
-            target_modules=targets if isinstance(targets, str) else list(targets),
-            use_rslora=self.lora.rslora,
-            bias="none",
+            target_modules=self.lora.target_modules,
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(devices=[]):

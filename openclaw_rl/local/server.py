@@ -89,8 +89,10 @@ def _guard(key: str) -> Middleware:
 
 
 class _Routes:
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    """What is served under one prefix: the policy, or the base."""
+
+    def __init__(self, core: EngineCore, policy: bool) -> None:
+        self._core, self._policy = core, policy
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         request = GenerateRequest.read(await http.read())
@@ -100,7 +102,7 @@ class _Routes:
         def deliver(chunk: Chunk) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, chunk)
 
-        self._core.submit(request, deliver, policy=not _of_base(http))
+        self._core.submit(request, deliver, policy=self._policy)
         reply = _Reply(request)
         try:
             if request.stream:
@@ -139,7 +141,7 @@ class _Routes:
         return web.json_response(
             {
                 "model_path": self._core.model.path,
-                "weight_version": BASE_VERSION if _of_base(http) else self._core.version,
+                "weight_version": self._core.version if self._policy else BASE_VERSION,
                 "context_length": self._core.context_length,
                 "num_running_reqs": running,
                 "num_waiting_reqs": waiting,
@@ -153,10 +155,6 @@ class _Routes:
             raise EngineRefused(400, "abort_request needs a rid") from None
         self._core.abort(rid)
         return web.Response()
-
-
-def _of_base(http: web.Request) -> bool:
-    return http.path.startswith("/base/")
 
 
 @dataclass(slots=True)
@@ -180,9 +178,9 @@ async def serve_engine(core: EngineCore, port: int = 0, *, key: str | None = Non
     """Serves a started core on the loopback, in the running event loop. Port 0 takes a free one,
     key None makes one."""
     key = key or secrets.token_urlsafe()
-    routes = _Routes(core)
     app = web.Application(client_max_size=_MAX_BODY, middlewares=[_guard(key)])
     for prefix in ("", "/base"):
+        routes = _Routes(core, policy=not prefix)
         app.router.add_post(f"{prefix}/generate", routes.generate)
         app.router.add_post(f"{prefix}/abort_request", routes.abort)
         app.router.add_get(f"{prefix}/health", routes.health)

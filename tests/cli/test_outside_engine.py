@@ -169,7 +169,7 @@ def test_a_key_that_cannot_be_sent_is_said_and_not_shown(name: str, key: str) ->
     ("name", "words"),
     [
         ("cuda:99", r"--train-device cuda:99: torch sees"),
-        ("gpu", r"--train-device: 'gpu' is none of auto, cpu, cuda, cuda:N"),
+        ("gpu", "--train-device must be auto, cpu, cuda or cuda:N, not 'gpu'"),
     ],
 )
 def test_a_device_that_is_not_there_is_said_before_anything_starts(name: str, words: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from openclaw_rl.errors import ConfigError, EngineRefused, EngineUnavailable
-from openclaw_rl.local.engine import EngineCore, EngineLimits
+from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec
 from tests.fakes.model import tiny_model
 from tests.local.engine_kit import Caller, random_adapter, reference
@@ -30,7 +30,7 @@ def model(path):
 
 @pytest.fixture
 def caller(model):
-    core = EngineCore(model, limits=EngineLimits(prefill_tokens=32), threads=1, seed=1).start()
+    core = EngineCore(model, prefill_tokens=32, threads=1, seed=1).start()
     yield Caller(core)
     core.stop()
 
@@ -164,7 +164,7 @@ def test_a_failing_step_aborts_its_requests_and_serving_goes_on(caller, model):
 
 
 def test_an_aborted_request_that_waits_ends_too(model):
-    core = EngineCore(model, limits=EngineLimits(max_running=1), threads=1).start()
+    core = EngineCore(model, max_running=1, threads=1).start()
     caller = Caller(core)
     running = caller.send(PROMPT, max_new_tokens=3000)
     running.wait_tokens(1)
@@ -205,7 +205,7 @@ def test_a_long_prompt_does_not_stall_the_others(caller):
 
 
 def test_more_requests_than_places(model):
-    core = EngineCore(model, limits=EngineLimits(max_running=2), threads=1).start()
+    core = EngineCore(model, max_running=2, threads=1).start()
     caller = Caller(core)
     answers = [caller.send([*PROMPT, i]) for i in range(7)]
     assert [len(a.wait().ids) for a in answers] == [8] * 7
@@ -272,7 +272,7 @@ def test_other_architectures_match_transformers(tmp_path, name, values):
         transformers.Gemma3TextForCausalLM = transformers.Gemma3ForCausalLM
     model = _other(tmp_path, name, **values)
     plain = model.bare_model().eval()
-    core = EngineCore(model, limits=EngineLimits(prefill_tokens=20), threads=1).start()
+    core = EngineCore(model, prefill_tokens=20, threads=1).start()
     caller = Caller(core)
     answers = [(p, caller.send(p, max_new_tokens=30)) for p in (PROMPT, PROMPT[:50], [3, 4])]
     for prompt, answer in answers:

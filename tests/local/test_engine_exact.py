@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.local.engine import EngineCore, EngineLimits
+from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec
 from tests.fakes.model import tiny_model
 from tests.local.engine_kit import Caller, random_adapter, reference
@@ -39,7 +39,7 @@ def adapted(model):
 
 @pytest.fixture
 def caller(model):
-    core = EngineCore(model, limits=EngineLimits(prefill_tokens=32), threads=1, seed=1).start()
+    core = EngineCore(model, prefill_tokens=32, threads=1, seed=1).start()
     yield Caller(core)
     core.stop()
 
@@ -144,9 +144,7 @@ def test_alternatives(caller, plain):
 
 
 def test_a_cache_too_small_for_all_gives_the_same_answers(model, plain):
-    token = model.kv_shape.bytes_per_token(model.dtype)
-    limits = EngineLimits(kv_bytes=token * 512, prefill_tokens=32)
-    core = EngineCore(model, limits=limits, threads=1).start()
+    core = EngineCore(model, kv_tokens=512, prefill_tokens=32, threads=1).start()
     assert core.context_length == 512
     caller = Caller(core)
     asked = [p[:100] for p in prompts(10, seed=8)]

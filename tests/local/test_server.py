@@ -8,7 +8,7 @@ import json
 import aiohttp
 import pytest
 
-from openclaw_rl.local.engine import EngineCore, EngineLimits
+from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec
 from openclaw_rl.local.sampling import GenerateRequest, SamplingParams
 from openclaw_rl.local.server import serve_engine
@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def core(model):
-    core = EngineCore(model, limits=EngineLimits(prefill_tokens=64), threads=1, seed=1).start()
+    core = EngineCore(model, prefill_tokens=64, threads=1, seed=1).start()
     yield core
     core.stop()
 

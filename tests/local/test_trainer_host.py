@@ -25,7 +25,7 @@ from openclaw_rl.journal import Journal
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local.cache import KVShape
-from openclaw_rl.local.embedded import limits
+from openclaw_rl.local.embedded import kv_tokens
 from openclaw_rl.local.host import Host
 from openclaw_rl.local.model import LoadedModel
 from openclaw_rl.types import State, Verdict
@@ -254,10 +254,9 @@ def test_the_cache_takes_its_share_of_what_a_card_has_left(monkeypatch):
     shape = KVShape(layers=36, heads=8, key_dim=128, value_dim=128)  # Qwen3-4B's
     loaded = Namespace(kv_shape=shape, dtype=torch.bfloat16, device=torch.device("cuda"))
     a_token = shape.bytes_per_token(torch.bfloat16)
-    assert 16_000 < limits(Namespace(), loaded).kv_bytes // a_token < 17_000
-    assert limits(Namespace(engine_kv_tokens=100), loaded).kv_bytes == 100 * a_token
+    assert 16_000 < kv_tokens(loaded) < 17_000
     loaded.device = torch.device("cpu")
-    assert limits(Namespace(), loaded).kv_bytes == 1 << 30
+    assert kv_tokens(loaded) == (1 << 30) // a_token
 
 
 def test_case_55_a_second_trainer_of_the_same_journal_does_not_start(model_dir, tmp_path):
