@@ -1,5 +1,6 @@
 # make quickstart   watch a small real model adapt to a user (no GPU needed)
 # make test         the tests
+# make test-fast    those that take no real model and no minutes: while writing
 # make test-slime   the tests that run slime's own code (SLIME_DIR=, the folder of a clone)
 # make test-vllm    the vLLM client against a real vLLM on the CPU (own environment, 3.5 GB)
 # make lint         ruff and mypy
@@ -10,9 +11,9 @@ BIN := $(VENV)/bin
 # A pinned torch; on a machine without a GPU, point pip at PyTorch's CPU wheels to save gigabytes.
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test test-slime lint format clean
+.PHONY: quickstart test test-fast test-slime lint format clean
 
-$(VENV)/.installed: setup.py requirements.txt
+$(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -26,9 +27,12 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q $(ARGS)
 
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(ARGS)
+
 # A virtual environment of its own: SGLang and Megatron-core pin what the rest does not need.
 SLIME_VENV ?= .venv-slime
-$(SLIME_VENV)/.installed: setup.py requirements.txt tests/slime/requirements.txt
+$(SLIME_VENV)/.installed: pyproject.toml tests/slime/requirements.txt
 	test -x $(SLIME_VENV)/bin/python || $(PYTHON) -m venv $(SLIME_VENV)
 	$(SLIME_VENV)/bin/python -m pip install --quiet $(TORCH)
 	$(SLIME_VENV)/bin/python -m pip install --quiet -e '.[dev]' -r tests/slime/requirements.txt
