@@ -106,6 +106,31 @@ async def test_a_stream_costs_what_the_reply_is_long(http, server):
     assert len(raw) < 600 * len(tokens_of) + 100 * 600
 
 
+async def test_large_pieces_are_of_one_version_each(http, server, core, model):
+    """Who does not read along asks for few events."""
+    url, pieces = f"{server.url}/generate", []
+    value = body(stream=True, max_new_tokens=1500, stream_interval=200)
+    async with http.post(url, json=value) as response:
+        async for event in events(response):
+            pieces.append((event["meta_info"]["weight_version"], len(event["output_ids"])))
+            if len(pieces) == 1:
+                await asyncio.wrap_future(core.publish(1, random_adapter(model)))
+    assert sum(tokens for _, tokens in pieces) == 1500
+    assert {version for version, _ in pieces} == {"0", "1"}
+    assert len(pieces) <= 1500 // 200 + 2
+
+
+async def test_case_46_what_clients_ask_for_is_served(http, server):
+    asked = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "frequency_penalty": 0.5,
+        "presence_penalty": -0.5, "repetition_penalty": 1.1, "sampling_seed": 3,
+        "stop": ["never said"], "stop_token_ids": [0],
+    }  # fmt: skip
+    replies = [await post(http, f"{server.url}/generate", body(**asked)) for _ in range(2)]
+    assert [status for status, _ in replies] == [200, 200]
+    assert replies[0][1]["output_ids"] == replies[1][1]["output_ids"]  # by the seed
+
+
 async def test_scoring_and_the_base_prefix(http, server, core, model):
     core.publish(4, random_adapter(model)).result()
     scored = {}
