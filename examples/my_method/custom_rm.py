@@ -3,8 +3,8 @@
     openclaw-rl up --model ... --custom-rm-path ./my_method/custom_rm.py
 
 The judge calls `custom_rm(args, sample)` for each reply once it is known what happened next.
-`sample.response` is the reply as the model wrote it; `sample.metadata` has the request's `messages`,
-`reply`, `next_state` (what followed: the user's message or the tools' results), `tools` and more.
+`sample.response` is the reply as the model wrote it; `sample.metadata` has the `messages` of the
+request, `reply`, `next_state` (what followed: the user's message or the tools' results) and more.
 Return a number (0 or None: nothing to learn) or a dict with `score`, `hint` (what the reply should
 have been told), or both. All of it is in `openclaw_rl/rewards/README.md`.
 """
