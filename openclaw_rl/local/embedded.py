@@ -61,7 +61,10 @@ class Embedded:
 
     async def start(self, version: int) -> None:
         self.core.start()
-        self._server = await serve_engine(self.core, self._port)
+        # The key of before, or clients that know it are refused until they look it up again.
+        before = await asyncio.to_thread(self._journal.endpoint, "policy")
+        key = None if before is None else before.info.get("key")
+        self._server = await serve_engine(self.core, self._port, key=key)
         await asyncio.to_thread(self._announce, self._server, version)
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:

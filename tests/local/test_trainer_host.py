@@ -131,7 +131,7 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
             policy, judge = journal.endpoint("policy"), journal.endpoint("judge")
             assert policy.info["weight_version"] == "0"
             assert judge.url == f"{policy.url}/base" == journal.endpoint("teacher").url
-            before = generate(policy, prompt, temperature=0.0)
+            before, key = generate(policy, prompt, temperature=0.0), policy.info["key"]
             for i in range(8):
                 play(journal, f"t{i}", [*prompt, 50 + i], 1.0 if i % 2 else -1.0)
             until(lambda: journal.fates().trained == 8)
@@ -149,6 +149,7 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
         with Running(args) as host:
             policy = journal.endpoint("policy")
             assert policy.info["weight_version"] == "2" == host.serving.core.version
+            assert policy.info["key"] == key, "a client of before the restart is not refused"
             again = generate(policy, prompt, temperature=0.0)
             assert again["output_ids"] == scored["output_ids"]
             torch.testing.assert_close(log_probs(again), log_probs(scored))
