@@ -215,13 +215,12 @@ def test_more_requests_than_places(model):
 def test_the_thread_count_is_the_engine_threads_own(model):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    seen = []
-    core = EngineCore(model, threads=1)
-    step = core._step
-    core._step = lambda: (seen.append(torch.get_num_threads()), step())
-    core.start()
+    seen, forward = [], model.forward
+    model.forward = lambda *given: seen.append(torch.get_num_threads()) or forward(*given)
+    core = EngineCore(model, threads=1).start()
     Caller(core).send(PROMPT).wait()
     core.stop()
+    del model.forward
     assert set(seen) == {1}
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
