@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from openclaw_rl.engine.types import Abilities, Adapter, Candidates, Delta, Finish, Scores
+from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, Scores
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 IDS = range(2**31)
@@ -56,7 +56,7 @@ class EngineAPI(Protocol):
         ...
 
     def scoring(
-        self, ids: Sequence[int], start: int, top: int, rid: str, adapter: Adapter | None
+        self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None
     ) -> dict[str, Any]:
         """The request that scores `ids[start:]`, with the `top` likeliest tokens of each place."""
         ...
@@ -116,10 +116,6 @@ def are_ids(values: Iterable[Any]) -> bool:
 def is_log_prob(value: Any) -> bool:
     """Whether it is a finite number that can be a natural-log probability."""
     return type(value) in (int, float) and -math.inf < value <= _ROUNDING
-
-
-def likeliest(pairs: Iterable[tuple[float, int]]) -> Candidates:
-    return sorted(pairs, key=lambda pair: -pair[0])
 
 
 def models_of(answer: Any) -> list[dict[str, Any]]:

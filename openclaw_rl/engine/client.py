@@ -217,10 +217,7 @@ class EngineClient:
         finally:
             del self._calls[rid]
 
-    async def score(self, ids: Sequence[int], start: int, *, rid: str = "") -> list[float]:
-        return (await self.score_top(ids, start, 0, rid=rid)).log_probs
-
-    async def score_top(self, ids: Sequence[int], start: int, top: int, *, rid: str = "") -> Scores:
+    async def score(self, ids: Sequence[int], start: int, top: int = 0) -> Scores:
         if start < 1 or start > len(ids):
             raise ValueError(f"start is {start}, but must be between 1 and {len(ids)}")
         if start == len(ids):
@@ -228,7 +225,7 @@ class EngineClient:
         patience = _Patience(self._wait_seconds)
         while True:
             api, lost = self._api, Lost("the engine aborted the request")
-            body = api.scoring(ids, start, top, rid, self._adapter())
+            body = api.scoring(ids, start, top, self._adapter())
             try:
                 async with self._transport.exchange(api.path, body, len(ids)) as exchange:
                     answer = await exchange.read()

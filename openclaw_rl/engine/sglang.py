@@ -17,7 +17,6 @@ from openclaw_rl.engine.api import (
     checked_ids,
     finish_of,
     is_log_prob,
-    likeliest,
     read_event,
     refusal,
 )
@@ -49,16 +48,16 @@ class SGLang:
         top: int,
         stream: bool = True,
     ) -> tuple[dict[str, Any], Reader]:
-        body = _body(ids, rid, adapter, top)
-        body |= {"stream": True, "sampling_params": dict(sampling)}
+        body = _body(ids, adapter, top)
+        body |= {"rid": rid, "stream": True, "sampling_params": dict(sampling)}
         if not stream:
             body["sampling_params"]["stream_interval"] = _LARGE_PIECE
         return body, _Reader(len(ids), top > 0, adapter)
 
     def scoring(
-        self, ids: Sequence[int], start: int, top: int, rid: str, adapter: Adapter | None
+        self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None
     ) -> dict[str, Any]:
-        return _body(ids, rid, adapter, top) | {
+        return _body(ids, adapter, top) | {
             "stream": False,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             # One earlier than wanted: SGLang gives no value for the first position asked for.
@@ -87,10 +86,8 @@ class SGLang:
         return answer
 
 
-def _body(ids: Sequence[int], rid: str, adapter: Adapter | None, top: int) -> dict[str, Any]:
+def _body(ids: Sequence[int], adapter: Adapter | None, top: int) -> dict[str, Any]:
     body: dict[str, Any] = {"input_ids": list(ids), "return_logprob": True}
-    if rid:
-        body["rid"] = rid
     if top:
         body["top_logprobs_num"] = top
     if adapter is not None:
@@ -185,5 +182,5 @@ def _candidates(count: int, lists: Sequence[Any]) -> list[Candidates] | None:
             or not all(is_log_prob(v) for v, _ in pairs)
         ):
             return None
-        found.append(likeliest(pairs))
+        found.append(sorted(pairs, reverse=True))
     return found if len(found) == count else None

@@ -120,13 +120,9 @@ class Engine(Protocol):
         (ContextOverflow) and EngineUnavailable."""
         ...
 
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        """Natural-log probability of each of `ids[start:]`, given all ids before it; not scaled by
-        any temperature. `start` is at least 1: nothing precedes the first id."""
-        ...
-
-    async def score_top(self, ids: Sequence[int], start: int, top: int) -> Scores:
-        """As `score`, with the `top` likeliest tokens in the place of each of `ids[start:]`."""
+    async def score(self, ids: Sequence[int], start: int, top: int = 0) -> Scores:
+        """How likely each of `ids[start:]` is, given all ids before it, and the `top` likeliest in
+        its place. `start` is at least 1: nothing precedes the first id."""
         ...
 
     async def abort(self, rid: str) -> None:

@@ -20,7 +20,6 @@ from openclaw_rl.engine.api import (
     checked_ids,
     finish_of,
     is_log_prob,
-    likeliest,
     models_of,
     read_event,
 )
@@ -82,7 +81,7 @@ class VLLM:
         return body, _Reader(len(ids), version, top, ours)
 
     def scoring(
-        self, ids: Sequence[int], start: int, top: int, rid: str, adapter: Adapter | None
+        self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None
     ) -> dict[str, Any]:
         return _body(ids, adapter) | {"max_tokens": 1, "prompt_logprobs": top}
 
@@ -199,4 +198,5 @@ def _known(value: Any) -> bool:
 
 def _best(place: Mapping[int, float], top: int) -> Candidates:
     """The `top` likeliest; vLLM adds the token itself where it is not among them."""
-    return likeliest((value, token) for token, value in place.items() if _known(value))[:top]
+    pairs = [(value, token) for token, value in place.items() if _known(value)]
+    return sorted(pairs, reverse=True)[:top]

@@ -86,7 +86,7 @@ async def score_with_hint(
 
     try:
         prompt = await asyncio.to_thread(encode)
-        return await engine.score_top([*prompt, *response_ids(sample)], len(prompt), top)
+        return await engine.score([*prompt, *response_ids(sample)], len(prompt), top)
     except EngineUnavailable:
         raise
     except EngineError as error:

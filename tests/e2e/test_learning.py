@@ -52,7 +52,10 @@ async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path, wo
             for turn_id in turns:
                 turn = journal.turn(turn_id)
                 ids, start = [*turn.prompt_ids, *turn.output_ids], len(turn.prompt_ids)
-                before, after = await base.score(ids, start), await policy.score(ids, start)
+                before, after = (
+                    (await base.score(ids, start)).log_probs,
+                    (await policy.score(ids, start)).log_probs,
+                )
                 changes.append(statistics.fmean(after) - statistics.fmean(before))
                 if set(turn.output_versions) == {"0"}:  # sampled by the base: the same values
                     gaps = [abs(a - b) for a, b in zip(turn.output_logprobs, before, strict=True)]

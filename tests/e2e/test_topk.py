@@ -38,7 +38,7 @@ async def test_what_the_hinted_teacher_favours_becomes_likelier(tmp_path):
                 assert turn.verdict.hint == CORRECTION
                 ids, start = [*turn.prompt_ids, *turn.output_ids], len(turn.prompt_ids)
                 old_scores, new_scores = await asyncio.gather(
-                    base.score_top(ids, start, 100), policy.score_top(ids, start, 100)
+                    base.score(ids, start, 100), policy.score(ids, start, 100)
                 )
                 teacher = turn.verdict.teacher_topk
                 lists = (old_scores.top, new_scores.top)

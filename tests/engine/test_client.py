@@ -542,9 +542,9 @@ async def test_case_24_one_lie_spoils_the_collected_reply(
 
 async def test_score(fake: FakeEngine, client: EngineClient) -> None:
     ids = PROMPT + REPLY
-    assert await client.score(ids, 4) == true_logprobs(PROMPT, REPLY)
-    assert await client.score(ids, 1) == true_logprobs(ids[:1], ids[1:])
-    assert await client.score(ids, len(ids)) == []
+    assert (await client.score(ids, 4)).log_probs == true_logprobs(PROMPT, REPLY)
+    assert (await client.score(ids, 1)).log_probs == true_logprobs(ids[:1], ids[1:])
+    assert (await client.score(ids, len(ids))).log_probs == []
     with pytest.raises(ValueError, match="between 1 and"):
         await client.score(ids, 0)
     body = fake.requests[0].body
@@ -554,15 +554,15 @@ async def test_score(fake: FakeEngine, client: EngineClient) -> None:
 
 async def test_score_with_the_likeliest_tokens(fake: FakeEngine, client: EngineClient) -> None:
     ids = PROMPT + REPLY
-    scores = await client.score_top(ids, 4, 3)
+    scores = await client.score(ids, 4, 3)
     assert scores.log_probs == true_logprobs(PROMPT, REPLY)
     assert scores.top == [
         [(logprob_of(t, 4 + at) - rank / 2, t + rank) for rank in range(3)]
         for at, t in enumerate(REPLY)
     ]
     assert fake.requests[0].body["top_logprobs_num"] == 3
-    assert (await client.score_top(ids, len(ids), 3)).top == []
-    assert (await client.score_top(ids, 4, 0)).top is None
+    assert (await client.score(ids, len(ids), 3)).top == []
+    assert (await client.score(ids, 4, 0)).top is None
     assert "top_logprobs_num" not in fake.requests[1].body
 
 
@@ -570,7 +570,7 @@ async def test_an_engine_that_knows_no_likeliest_tokens_gives_the_scores_alone(
     fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.candidates = None
-    scores = await client.score_top(PROMPT + REPLY, 4, 3)
+    scores = await client.score(PROMPT + REPLY, 4, 3)
     assert (scores.log_probs, scores.top) == (true_logprobs(PROMPT, REPLY), None)
     assert all([d.top is None async for d in client.generate(PROMPT, params(), rid="t",
                                                              top_logprobs=2)])  # fmt: skip
@@ -580,9 +580,9 @@ async def test_likeliest_tokens_of_probability_0_are_left_out(
     fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.candidates = lambda request, token, at, k: [(None, 9), (-2.0, 8), (-1.0, 7)]
-    assert (await client.score_top(PROMPT, 3, 3)).top == [[(-1.0, 7), (-2.0, 8)]]
+    assert (await client.score(PROMPT, 3, 3)).top == [[(-1.0, 7), (-2.0, 8)]]
     fake.candidates = lambda request, token, at, k: [(1.5, 9)]
-    assert (await client.score_top(PROMPT, 3, 1)).top is None
+    assert (await client.score(PROMPT, 3, 1)).top is None
 
 
 async def test_score_refuses_what_does_not_line_up(fake: FakeEngine, client: EngineClient) -> None:
@@ -598,7 +598,7 @@ async def test_score_is_repeated_when_the_engine_is_away(
     fake: FakeEngine, client: EngineClient
 ) -> None:
     fake.faults += [Fault(status=503), Fault(status=502), Fault(abort_after=0)]
-    assert await client.score(PROMPT, 3) == true_logprobs(PROMPT[:3], PROMPT[3:])
+    assert (await client.score(PROMPT, 3)).log_probs == true_logprobs(PROMPT[:3], PROMPT[3:])
 
 
 async def test_an_engine_that_falls_silent_in_the_middle_of_scores_is_lost(

@@ -122,15 +122,17 @@ async def test_a_stop_token_is_part_of_the_reply_and_named(engine: EngineClient)
 
 async def test_a_text_is_scored_id_by_id(engine: EngineClient) -> None:
     ids = [*PROMPT, 21, 22, 23]
-    values = await engine.score(ids, len(PROMPT))
+    values = (await engine.score(ids, len(PROMPT))).log_probs
     assert len(values) == 3
     assert all(math.isfinite(value) for value in values)
-    assert values[1:] == pytest.approx(await engine.score(ids, len(PROMPT) + 1), abs=1e-5)
-    assert await engine.score(ids, len(ids)) == []
+    assert values[1:] == pytest.approx(
+        (await engine.score(ids, len(PROMPT) + 1)).log_probs, abs=1e-5
+    )
+    assert (await engine.score(ids, len(ids))).log_probs == []
 
 
 async def test_scores_come_with_the_likeliest_tokens(engine: EngineClient) -> None:
-    scores = await engine.score_top([*PROMPT, 21, 22], len(PROMPT), 3)
+    scores = await engine.score([*PROMPT, 21, 22], len(PROMPT), 3)
     assert len(scores.log_probs) == 2
     assert scores.top is not None
     assert [len(one) for one in scores.top] == [3, 3]
@@ -209,7 +211,10 @@ async def test_ids_and_log_probs_are_exact(fake: FakeEngine, client: EngineClien
 
 
 async def test_scores_are_exact(fake: FakeEngine, client: EngineClient) -> None:
-    assert await client.score([*PROMPT, 21, 22], 4) == [logprob_of(21, 4), logprob_of(22, 5)]
+    assert (await client.score([*PROMPT, 21, 22], 4)).log_probs == [
+        logprob_of(21, 4),
+        logprob_of(22, 5),
+    ]
 
 
 @pytest.mark.parametrize("token", [-1, 2**31])

@@ -57,7 +57,7 @@ async def test_generate_and_score_agree_with_transformers(stack, model):
     assert finish.type == "length"
     want = np.array(reference(model.bare_model().eval(), PROMPT, out))
     assert np.abs(np.array(logprobs) - want).max() < 1e-4
-    scored = await engine.score(PROMPT + out, len(PROMPT))
+    scored = (await engine.score(PROMPT + out, len(PROMPT))).log_probs
     assert np.abs(np.array(scored) - want).max() < 1e-4
 
 
@@ -68,7 +68,7 @@ async def test_likeliest_tokens_agree_with_transformers_sampled_and_scored(stack
     async for delta in engine.generate(PROMPT, sampling, rid="top", top_logprobs=5):
         out += delta.ids
         sampled += delta.top
-    scores = await engine.score_top(PROMPT + out, len(PROMPT), 20)
+    scores = await engine.score(PROMPT + out, len(PROMPT), 20)
     with torch.no_grad():
         logits = model.bare_model().eval()(torch.tensor([PROMPT + out])).logits[0]
     want = torch.log_softmax(logits[len(PROMPT) - 1 : -1].float(), -1).topk(20)

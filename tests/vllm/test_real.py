@@ -51,7 +51,7 @@ async def test_each_id_has_its_log_prob(engine: EngineClient) -> None:
     assert reply.logprobs is not None
     assert len(reply.logprobs) == 40
     assert set(reply.versions) == {"base"}
-    scored = await engine.score([*PROMPT, *reply.ids], len(PROMPT))
+    scored = (await engine.score([*PROMPT, *reply.ids], len(PROMPT))).log_probs
     gaps = [abs(a - b) for a, b in zip(reply.logprobs, scored, strict=True)]
     print(f"generated against scored: mean {sum(gaps) / 40:.5f}, max {max(gaps):.5f}")
     assert max(gaps) < 0.02
@@ -88,7 +88,7 @@ async def test_log_probs_at_a_temperature_are_those_sampled_from_or_missing(
         tops += delta.top or []
     assert len(ids) == 8
     if able["any_temperature"]:
-        scores = await engine.score_top([*PROMPT, *ids], len(PROMPT), 4)
+        scores = await engine.score([*PROMPT, *ids], len(PROMPT), 4)
         assert scores.top is not None
         for sampled, plain in zip(tops, scores.top, strict=True):
             assert [token for _, token in sampled] == [token for _, token in plain]
@@ -119,7 +119,7 @@ async def test_candidates_generated_and_scored(engine: EngineClient) -> None:
         ids += delta.ids
         tops += delta.top or []
     assert [len(top) for top in tops] == [4] * 8
-    scores = await engine.score_top([*PROMPT, *ids], len(PROMPT), 4)
+    scores = await engine.score([*PROMPT, *ids], len(PROMPT), 4)
     assert scores.top is not None
     assert [[i for _, i in top] for top in scores.top] == [[i for _, i in top] for top in tops]
 
@@ -237,14 +237,14 @@ async def test_texts_are_scored_while_an_adapter_replies(
     policy = open_engine("vllm", url, http, adapter=lambda: adapter, wait_seconds=60)
     base = open_engine("vllm", url, http, wait_seconds=60)
     text = [*PROMPT * 6, 30, 31]
-    alone = await base.score(text, len(PROMPT))
+    alone = (await base.score(text, len(PROMPT))).log_probs
     await policy.load_adapter(adapter.name, str(write_adapter(tmp_path / "a", model_path, seed=5)))
     talks = [
         asyncio.create_task(run(policy, [*PROMPT, 30 + n], sampling=params(48, ignore_eos=True)))
         for n in range(4)
     ]
     while not all(talk.done() for talk in talks):
-        beside = await base.score(text, len(PROMPT))
+        beside = (await base.score(text, len(PROMPT))).log_probs
         assert max(abs(a - b) for a, b in zip(alone, beside, strict=True)) < 0.02
     for talk in talks:
         assert set((await talk).versions) == {"1"}
