@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from openclaw_rl.errors import ConfigError, EngineError, EngineUnavailable, JournalError
 from openclaw_rl.hooks import load_hook
@@ -42,8 +42,6 @@ from openclaw_rl.judge.reward import (
 from openclaw_rl.types import Turn, Verdict
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CLAIM_SECONDS, RENEW_SECONDS = 60.0, 5.0
 """A claim outlives its worker by at most the first; a living worker renews it this often."""
@@ -105,13 +103,14 @@ class JudgeWorker:
         self._claims: dict[str, str] = {}
         """The claims that are to be renewed, by turn id; read by the renewing thread too."""
         self._serial = itertools.count(1)
-        self._stopping, self._task_ended = asyncio.Event(), asyncio.Event()
+        self._stopping, self._woken = False, asyncio.Event()
         self._rest_until = 0.0
         """Until then an endpoint that was found away is given time to come back."""
 
     def stop(self) -> None:
         """Take no more turns; `run` returns soon."""
-        self._stopping.set()
+        self._stopping = True
+        self._woken.set()
 
     async def run(self) -> None:
         """Judge until `stop`."""
@@ -119,7 +118,7 @@ class JudgeWorker:
         threading.Thread(target=self._renew, args=(ended, loop), daemon=True).start()
         swept = 0.0
         try:
-            while not self._stopping.is_set():
+            while not self._stopping:
                 now = self._clock()
                 changed = await asyncio.to_thread(self._journal.changed)
                 # A clock that was set back must not put the next look off.
@@ -145,12 +144,11 @@ class JudgeWorker:
 
     async def _take(self) -> bool:
         """Start what there is room for; whether all room was used, so that more may wait."""
-        room = self._args.judge_concurrency - len(self._tasks)
-        if room <= 0 or self._stopping.is_set():
-            return room <= 0 and not self._stopping.is_set()
-        now = self._clock()
-        if self._rests(now):
+        now, room = self._clock(), self._args.judge_concurrency - len(self._tasks)
+        if self._stopping or self._rests(now):
             return False
+        if room <= 0:
+            return True
         if self._rest_until:
             room = 1  # one turn finds out whether the endpoint is back
         # A name for each claim, so that only what is under way is renewed: a turn that could not
@@ -195,23 +193,16 @@ class JudgeWorker:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task.get_name())
         self._claims.pop(task.get_name(), None)
-        self._task_ended.set()
+        self._woken.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("judging a turn failed: %s", where_of(error))
 
     async def _wait(self, seconds: float | None) -> None:
         """Until a turn ends, a stop, or so long."""
-        self._task_ended.clear()
-        if self._stopping.is_set() or (seconds is None and not self._tasks):
-            return
-        waits = [asyncio.ensure_future(self._stopping.wait())]
-        if self._tasks:
-            waits.append(asyncio.ensure_future(self._task_ended.wait()))
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        self._woken.clear()
+        if not self._stopping and (self._tasks or seconds is not None):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), seconds)
 
     async def _give_back(self) -> None:
         if self._tasks:
@@ -271,12 +262,12 @@ class JudgeWorker:
             # Over the top K nothing is learnt of the sampled tokens alone: no signal.
             self._models.count("teacher_topk_none")
             verdict = replace(verdict, teacher_log_probs=None)
-        signal = verdict.score or verdict.teacher_log_probs or verdict.teacher_topk
-        return None if given.get("abstained") and not signal else verdict
+        told = verdict.score or verdict.has_teacher
+        return None if given.get("abstained") and not told else verdict
 
     async def _under_claim(
-        self, turn: Turn, write: Callable[..., T], *values: Any, **more: Any
-    ) -> T:
+        self, turn: Turn, write: Callable[..., Any], *values: Any, **more: Any
+    ) -> Any:
         """What ends the work on a turn: from here on its claim is not renewed. The journal writes
         nothing where the claim was lost."""
         claim = self._claims.pop(turn.turn_id)
@@ -294,14 +285,8 @@ class JudgeWorker:
         )
         log.info(
             "verdict turn=%s session=%s score=%s votes=%s hint_chars=%d teacher=%s state=%s ms=%d",
-            turn.turn_id,
-            turn.session_id,
-            "none" if verdict.score is None else f"{verdict.score:g}",
-            ",".join("-" if v is None else f"{v:g}" for v in verdict.votes) or "none",
-            len(verdict.hint or ""),
-            "yes" if verdict.teacher_log_probs or verdict.teacher_topk else "no",
-            "claim_lost" if state is None else state.value,
-            seconds * 1000,
+            *(turn.turn_id, turn.session_id, verdict.score, list(verdict.votes)),
+            *(len(verdict.hint or ""), verdict.has_teacher, state or "claim_lost", seconds * 1000),
         )
 
     async def _postpone(self, turn: Turn, reason: str, most: int = MAX_ATTEMPTS) -> None:

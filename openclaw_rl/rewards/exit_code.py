@@ -18,7 +18,7 @@ from typing import Any
 from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.prompts import text_of
 
-MAX_READ = 20_000
+_READ = 20_000
 """Characters read at each end of a result: reports stand at the end, error marks at the front."""
 
 _CODE_KEYS = ("exit_code", "exitCode", "exit_status", "returncode", "return_code", "exitcode")
@@ -35,19 +35,15 @@ _FAILURES = re.compile(
     r"^(?:"
     # pytest: "=== 1 failed, 2 passed in 0.1s ===", also with -q
     r"(?:=+ )?(?=.*\b[1-9]\d* (?:failed|errors?)\b)\d+ \w+(?:, \d+ \w+)* in [\d.]+ ?s.*"
-    r"|=+ no tests ran in .*error.*|ERROR: file or directory not found: .*"
     r"|FAILED \((?:failures|errors|unexpected successes)=\d+.*\)"  # unittest
     r"|test result: FAILED\..*|error(?:\[E\d+\])?: could not compile .*"  # cargo
     r"|--- FAIL: .*|FAIL\t\S+.*|FAIL"  # go test
     r"|Tests:\s+[1-9]\d* failed.*|Test Suites:\s+[1-9]\d* failed.*"  # jest
     r"|\s*Tests\s+[1-9]\d* failed\b.*"  # vitest
     r"|\s*[1-9]\d* failing"  # mocha
-    r"|[#ℹ] fail [1-9]\d*|not ok \d+\b.*"  # node, TAP
-    r"|(?:\[ERROR\] )?Tests run: \d+, Failures: [1-9]\d*,.*"  # JUnit
-    r"|(?:\[ERROR\] )?Tests run: \d+, Failures: 0, Errors: [1-9]\d*.*"
+    r"|(?:\[ERROR\] )?Tests run: \d+, Failures: (?:[1-9]\d*|0, Errors: [1-9]).*"  # JUnit
     r"|(?:\[\w+\] )?BUILD FAIL(?:ED|URE)\b.*"  # maven, gradle, ant
-    r"|Failed!\s+- Failed:.*"  # dotnet
-    r"|\d+ examples?, [1-9]\d* failures?.*|FAILURES!|\d+ runs, .*\b[1-9]\d* (?:failures|errors)\b.*"
+    r"|\d+ examples?, [1-9]\d* failures?.*"  # rspec
     r"|\d+% tests passed, [1-9]\d* tests? failed out of \d+"  # ctest
     r"|make(?:\[\d+\])?: \*\*\* .*Error \d+.*|npm ERR! .*|npm error .*"
     r"|(?:\S*/)?(?:ba|z|da|k)?sh: (?:line )?\d+: .*(?:not found|No such file or directory|denied)"
@@ -64,11 +60,8 @@ _PASSES = re.compile(
     r"|Tests:\s+(?:\d+ (?:skipped|todo), )*[1-9]\d* passed.*"
     r"|\s*Tests\s+[1-9]\d* passed\b.*"
     r"|\s*[1-9]\d* passing\b.*"
-    r"|[#ℹ] pass [1-9]\d*"
     r"|(?:\[INFO\] )?Tests run: [1-9]\d*, Failures: 0, Errors: 0\b.*"
-    r"|(?:\[\w+\] )?BUILD SUCCESS(?:FUL)?\b.*|Passed!\s+- Failed:\s+0,.*"
-    r"|[1-9]\d* examples?, 0 failures.*|OK \(\d+ tests?, \d+ assertions?\)"
-    r"|\d+ runs, .*\b0 failures, 0 errors\b.*"
+    r"|(?:\[\w+\] )?BUILD SUCCESS(?:FUL)?\b.*|[1-9]\d* examples?, 0 failures.*"
     r"|100% tests passed, 0 tests failed out of [1-9]\d*"
     r"|Success: no issues found in \d+ source files?|All checks passed!"
     r")\s*$",
@@ -95,35 +88,26 @@ def score_results(next_state: Sequence[Mapping[str, Any]]) -> float:
 
 def _outcome(message: Mapping[str, Any]) -> bool | None:
     text = text_of(message)
-    if len(text) > 2 * MAX_READ:
-        text = f"{text[:MAX_READ]}\n{text[-MAX_READ:]}"
+    if len(text) > 2 * _READ:
+        text = f"{text[:_READ]}\n{text[-_READ:]}"
     found = list(_signs(message, text))
-    if False in found:
-        return False
-    return True if found else None
+    return all(found) if found else None
 
 
 def _signs(message: Mapping[str, Any], text: str) -> Iterator[bool]:
     """Yield True for every sign of success, False for every sign of failure."""
     yield from _fields(message)
-    stripped = text.strip()
-    if stripped.startswith("{"):
-        try:
-            value = json.loads(stripped)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            yield from _fields(value)
-            details = value.get("details")
-            if isinstance(details, dict):
-                yield from _fields(details)
-            text = "\n".join(
-                str(value[key])
-                for key in ("output", "stdout", "stderr", "aggregated", "text", "content")
-                if isinstance(value.get(key), str)
-            )
-    codes = _EXIT.findall(text)
-    if codes:
+    try:
+        value = json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        yield from _fields(value)
+        if isinstance(value.get("details"), dict):
+            yield from _fields(value["details"])
+        outputs = ("output", "stdout", "stderr", "aggregated", "text", "content")
+        text = "\n".join(value[key] for key in outputs if isinstance(value.get(key), str))
+    if codes := _EXIT.findall(text):
         yield int(codes[-1]) == 0
     if _FAILURES.search(text) or _ends_in_traceback(text) or _ERROR_HEAD.search(text):
         yield False
@@ -142,18 +126,12 @@ def _fields(fields: Mapping[str, Any]) -> Iterator[bool]:
         code = fields.get(key)
         if isinstance(code, int) and not isinstance(code, bool):
             yield code == 0
-    for key in _ERROR_KEYS:
-        if fields.get(key) is True:
-            yield False
+    if any(fields.get(key) is True for key in _ERROR_KEYS):
+        yield False
     status = fields.get("status")
-    if isinstance(status, str):
-        if status.lower() in _FAILED_WORDS:
-            yield False
-        elif status.lower() in _PASSED_WORDS:
-            yield True
-    elif fields.get("error") and "role" not in fields:
+    if isinstance(status, str) and status.lower() in _FAILED_WORDS | _PASSED_WORDS:
+        yield status.lower() in _PASSED_WORDS
+    elif not isinstance(status, str) and fields.get("error") and "role" not in fields:
         yield False
-    if fields.get("success") is False:
-        yield False
-    elif fields.get("success") is True:
-        yield True
+    if isinstance(fields.get("success"), bool):
+        yield fields["success"]

@@ -97,7 +97,7 @@ _NOT_SAID = re.compile(
     r"|\A\s*\[[^\]\n]*\d:\d\d[^\]\n]*\]",  # the time that agents put before a user's words
     re.S | re.M,
 )
-_SENTENCE = re.compile(r"[^.!?\n👍👎😡]+[.!?]*|[👍👎😡]")
+_SENTENCE = re.compile(r"[👍👎😡]|[^\n👍👎😡]+?(?:[.!?]+[\"')]*(?=\s|$)|(?=[\n👍👎😡])|\Z)")
 
 
 async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:

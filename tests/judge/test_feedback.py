@@ -134,6 +134,7 @@ DISPLEASED = [  # text, the correction (None: nothing to learn)
     ("Actually, it's Tuesday.", "="),
     ("It should be 42.", "="),
     ("You forgot the units.", "="),
+    ("You forgot node.js 3.5, i.e. the new one.", "="),
     ("Don't use markdown.", "="),
     ("Please stop using bullet points.", "="),
     ("Shorter, please.", "="),
