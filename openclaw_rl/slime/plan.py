@@ -17,11 +17,12 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.config import Config, DataConfig, Setting, hook_args, settings
+from openclaw_rl.config import Config, DataConfig, Setting, hook_args, render_config, settings
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.slime.layout import POLICY, Frozen, Layout, split
 from openclaw_rl.slime.model_args import model_args, read_config, text_config
+from openclaw_rl.slime.services import SLIMES
 
 HOOKS = {
     "--rollout-function-path": "openclaw_rl.slime.generate_rollout",
@@ -50,20 +51,15 @@ USED = (
 )
 """Settings that a launch reads (names, and beginnings of names). The rest are slime's own flags."""
 
-SLIMES = (
-    *("rollout.batch_size", "rollout.function_path", "judge.custom_rm_path", "judge.reward_key"),
-    *("gateway.temperature", "gateway.context_length", "gateway.max_tokens"),
-)
-"""Of these, what slime's flags say: --rollout-batch-size, --rollout-function-path,
---custom-rm-path, --reward-key, --rollout-temperature, --sglang-context-length,
---rollout-max-response-len."""
+_FLAGS = ("rollout.batch_size", "rollout.function_path")
+"""Of these, what slime's flags of the same names say, beside `SLIMES`."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_used(setting: Setting) -> bool:
     """Whether a launch reads a setting."""
-    return setting.key.startswith(USED) and setting.key not in SLIMES
+    return setting.key.startswith(USED) and setting.key not in (*SLIMES, *_FLAGS)
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,6 @@ def make_plan(
             f"({known[str(model)]} tokens)"
         )
     home = data / "slime"
-    hooks = _hook_settings(config, flags, layout, data, context)
     computed = [] if slime.model_args_file else model_args(read_config(model))
     computed += [word for pair in HOOKS.items() for word in pair] + layout.flags()
     computed += ["--sglang-config", str(home / "engines.yaml")]
@@ -141,7 +136,8 @@ def make_plan(
         train=[python, str(script), *computed, *flags],
         files={
             home / "engines.yaml": _yaml(layout.sglang_config(context, known)),
-            home / "hooks.yaml": _yaml(hooks),
+            home / "hooks.yaml": _yaml(_hook_settings(config, layout, data)),
+            home / "openclaw_rl.toml": render_config(config),
         },
         variables=_variables(environ, folders),
         secrets=_secrets(environ),
@@ -334,22 +330,15 @@ def _share(config: Config, role: str, place: Path) -> Frozen:
 # -- what hooks and services are told --------------------------------------------------------------
 
 
-def _hook_settings(
-    config: Config, flags: Sequence[str], layout: Layout, data: Path, context: int | None
-) -> dict[str, Any]:
-    """`--custom-config-path`: names as `hook_args` has them, `gateway_<name>` for the gateway's
-    (see README.md). Keys are not among them: slime logs its arguments."""
+def _hook_settings(config: Config, layout: Layout, data: Path) -> dict[str, Any]:
+    """`--custom-config-path`: what hooks read from slime's `args`. Keys are not among it: slime
+    logs its arguments."""
     args = hook_args(config)
     values: dict[str, Any] = {"journal_path": str(data / "journal.db")}
-    for setting in settings("rollout", "train", "judge"):
-        if is_used(setting) and setting.flag and setting.name != "method":
+    values["openclaw_rl_config"] = str(data / "slime" / "openclaw_rl.toml")
+    for setting in settings("rollout", "train"):
+        if is_used(setting) and setting.name != "method":
             values[setting.attribute] = getattr(args, setting.attribute)
-    for setting in settings("gateway"):
-        if is_used(setting) and setting.flag:
-            values[f"gateway_{setting.name}"] = setting.of(config)
-    values["gateway_context_length"] = context
-    values["gateway_max_tokens"] = _whole(flags, "--rollout-max-response-len")
-    values["data_replay"] = config.data.replay
     for role in ("prm", "judge", "teacher"):
         values[f"{role}_engine"] = layout.engine_of(role)
     if config.slime.teacher == "policy":

@@ -4,9 +4,8 @@ Guarantees: a gateway that answers is left alone, only the own child is ever end
 outlive this process, whatever ends it. A child that says it is misconfigured ends the wait for a
 batch with its own words instead of starving it.
 
-Settings are read from slime's `args` (`--custom-config-path`): the names of `config.hook_args` for
-the judge, `gateway_<name>` for those of `[gateway]`; keys come from the environment, which slime
-does not print.
+Their configuration is a file (`openclaw_rl_config` in slime's `--custom-config-path`); keys come
+from the environment, which slime does not print.
 """
 
 from __future__ import annotations
@@ -27,6 +26,14 @@ from openclaw_rl.errors import ConfigError
 log = logging.getLogger("openclaw_rl.slime")
 
 LOOPS = ("serve", "judge")
+SLIMES = {
+    "judge.custom_rm_path": "custom_rm_path",
+    "judge.reward_key": "reward_key",
+    "gateway.temperature": "rollout_temperature",
+    "gateway.context_length": "sglang_context_length",
+    "gateway.max_tokens": "rollout_max_response_len",
+}
+"""Settings that flags of slime say -> their names in `args`."""
 MISCONFIGURED = 2
 _ASK_SECONDS, _STOP_SECONDS = 5.0, 40.0
 
@@ -68,30 +75,23 @@ def ask(url: str) -> dict[str, Any]:
 
 
 def services_config(args: Any, environ: Mapping[str, str]) -> Config:
-    """The configuration of gateway and judge as `args` have it, secrets from `environ`.
-    Raises `ConfigError`."""
+    """The configuration of gateway and judge: the file that `args.openclaw_rl_config` names, over
+    it what slime's own `args` say, secrets from `environ`. Raises `ConfigError`."""
     journal = Path(args.journal_path)
     if journal.name != "journal.db":
         raise ConfigError(f"journal_path: the file must be called journal.db, not {journal.name}")
     given = {
         "model.path": args.hf_checkpoint,
         "data.path": journal.parent,
-        "data.replay": getattr(args, "data_replay", None),
-        "gateway.temperature": getattr(args, "rollout_temperature", None),
+        **{key: getattr(args, name, None) for key, name in SLIMES.items()},
     }
-    for setting in settings("gateway", "judge", "train"):
-        # Of training, what judge and gateway need: which signals count, and over what candidates.
-        if setting.flag and (setting.section != "train" or setting.name.startswith(("w_", "opd_"))):
-            gateway = setting.section == "gateway"
-            name = f"gateway_{setting.name}" if gateway else setting.attribute
-            given.setdefault(setting.key, getattr(args, name, None))
-    flags = {key: str(value) for key, value in given.items() if value is not None}
     keys = {
         setting.env: environ.get(setting.env, "")
         for setting in settings()
         if setting.env and not setting.flag
     }
-    return load_config(flags, keys)
+    flags = {key: str(value) for key, value in given.items() if value is not None}
+    return load_config(flags, keys, getattr(args, "openclaw_rl_config", None))
 
 
 class Services:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import tomllib
 from argparse import Namespace
 
 import pytest
 import yaml
 
 from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.slime.launch import write
 from openclaw_rl.slime.plan import option
 from openclaw_rl.slime.services import services_config
 from tests.launch.kit import model_folder
@@ -22,6 +24,12 @@ def engines(plan):
 def hooks(plan):
     content = next(text for path, text in plan.files.items() if path.name == "hooks.yaml")
     return yaml.safe_load(content)
+
+
+def settings_of(plan):
+    """The configuration of gateway and judge."""
+    content = next(text for path, text in plan.files.items() if path.suffix == ".toml")
+    return tomllib.loads(content)
 
 
 def test_a_plan_writes_and_starts_nothing(place):
@@ -51,15 +59,15 @@ def test_a_prm_of_its_own(place):
     assert found["prm"]["model_path"] == str(place.prm)
     assert found["judge"]["model_path"] == str(place.model)
     assert hooks(plan)["teacher_engine"] == "judge"
-    assert hooks(plan)["prm_model_path"] == str(place.prm)
+    assert settings_of(plan)["judge"]["prm_model_path"] == str(place.prm)
 
 
 def test_models_served_elsewhere_need_no_share(place):
     urls = {"PRM_URL": "http://prm/v1", "JUDGE_URL": "http://judge/v1"}
     plan = place.plan(TEACHER="policy", **urls)
     assert list(engines(plan)) == ["policy"]
-    assert hooks(plan)["prm_url"] == "http://prm/v1"
-    assert hooks(plan)["judge_url"] == "http://judge/v1"
+    assert settings_of(plan)["judge"]["prm_url"] == "http://prm/v1"
+    assert settings_of(plan)["judge"]["judge_url"] == "http://judge/v1"
     assert hooks(plan)["teacher_engine"] == "policy"
     assert list(engines(place.plan(**urls))) == ["policy", "teacher"]
 
@@ -137,9 +145,12 @@ def test_services_understand_what_the_hooks_are_told(place):
         *("--custom-rm-path", "openclaw_rl.rewards.combined.custom_rm"),
         PRM_MODEL_PATH=str(place.prm), PRM_M="5", W_OPD="0.5", OPD_TOP_K="4", PORT="31999",
     )  # fmt: skip
+    write(plan.files)
     args = Namespace(
         hf_checkpoint=str(place.model),
         rollout_temperature=0.7,
+        rollout_max_response_len=1024,
+        sglang_context_length=16384,
         custom_rm_path=option(plan.train, "--custom-rm-path"),
         **hooks(plan),
     )
@@ -220,9 +231,9 @@ def test_case_35_flags_that_do_not_fit_are_one_line(place, flags, words):
 def test_case_37_the_gateway_is_reachable_from_elsewhere_only_with_a_key(place):
     with pytest.raises(ConfigError, match="OPENCLAW_RL_API_KEY"):
         place.plan(HOST="0.0.0.0")
-    assert hooks(place.plan())["gateway_host"] == "127.0.0.1"
+    assert settings_of(place.plan())["gateway"]["host"] == "127.0.0.1"
     plan = place.plan(HOST="0.0.0.0", OPENCLAW_RL_API_KEY="k")
-    assert hooks(plan)["gateway_host"] == "0.0.0.0"
+    assert settings_of(plan)["gateway"]["host"] == "0.0.0.0"
 
 
 def test_case_35_a_model_without_a_tokenizer_is_one_line(place):

@@ -25,24 +25,21 @@ def arguments(tmp_path: Path, **given) -> Namespace:
     return Namespace(**{**fields, **given})
 
 
-def test_slimes_settings_reach_gateway_and_judge(tmp_path: Path):
+def test_slimes_settings_and_the_file_reach_gateway_and_judge(tmp_path: Path):
+    file = tmp_path / "openclaw_rl.toml"
+    file.write_text(
+        "[gateway]\nport = 31234\ntemperature = 0.1\n[judge]\nprm_m = 5\n[train]\nopd_top_k = 4\n"
+    )
     args = arguments(
-        tmp_path, gateway_port=31234, gateway_host="127.0.0.1", prm_m=5, judge_url="http://j/v1",
-        judge_timeout=9.5, w_rl=0.0, w_opd=1.0, reward_key="quality",
-    )  # fmt: skip
-    config = services_config(args, {"PRM_API_KEY": "k"})
+        tmp_path, openclaw_rl_config=str(file), reward_key="quality", sglang_context_length=4096
+    )
+    config = services_config(args, {"PRM_API_KEY": "k", "PORT": "1"})
     assert config.journal_path == tmp_path / "data" / "journal.db"
     assert (config.model.path, config.gateway.temperature) == ("/models/policy", 0.7)
-    assert (config.gateway.port, config.judge.judge_url) == (31234, "http://j/v1")
+    assert (config.gateway.port, config.gateway.context_length) == (31234, 4096)
     assert config.reward_path == "./my rewards/file.py"
-    judge, train = config.judge, config.train
-    assert (judge.prm_m, judge.timeout_seconds, judge.reward_key) == (5, 9.5, "quality")
-    assert (train.w_rl, train.w_opd, judge.prm_api_key) == (0.0, 1.0, "k")
-
-
-def test_the_services_know_of_a_distillation_over_the_top_k(tmp_path: Path):
-    train = services_config(arguments(tmp_path, opd_top_k=4, opd_hints=3, opd_tail=True), {}).train
-    assert (train.opd_top_k, train.opd_hints, train.opd_tail) == (4, 3, True)
+    assert (config.judge.prm_m, config.judge.reward_key) == (5, "quality")
+    assert (config.train.opd_top_k, config.judge.prm_api_key) == (4, "k")
 
 
 def test_a_journal_that_the_services_would_not_find_is_refused(tmp_path: Path):
@@ -64,8 +61,10 @@ def test_a_misconfigured_service_says_so_in_its_own_words(tmp_path: Path):
 @pytest.mark.slow
 def test_a_gateway_is_started_once_and_ended_with_its_owner(tmp_path: Path):
     model = tiny_tokenizer(tmp_path / "model")
+    file = tmp_path / "openclaw_rl.toml"
+    file.write_text(f"[gateway]\nport = {free_port()}\n")
     args = arguments(
-        tmp_path, hf_checkpoint=str(model), gateway_port=free_port(), start_services=["serve"]
+        tmp_path, hf_checkpoint=str(model), openclaw_rl_config=str(file), start_services=["serve"]
     )
     services, others = Services(args), Services(args)
     url = services.config.gateway.url + "/healthz"
