@@ -70,7 +70,7 @@ def check_conversations(config: Config) -> list[Path]:
         return files.check(new_files(folder, config.journal_path))
     except ReplayError as error:
         raise ConfigError(
-            f"{error}; mend or move the file, or --replay off (DATA_REPLAY)"
+            f"{error}; fix or move the file, or --replay off (DATA_REPLAY)"
         ) from error
 
 

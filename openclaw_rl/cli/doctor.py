@@ -35,16 +35,16 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at and found; `mend` says what to do about it."""
+    """What was looked at and found; `fix` says what to do about it."""
 
     level: Level
     name: str
     words: str
-    mend: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
-        mend = f"\n      -> {self.mend}" if self.mend else ""
-        return f"{self.level:4}  {self.name:9} {self.words}{mend}"
+        fix = f"\n      -> {self.fix}" if self.fix else ""
+        return f"{self.level:4}  {self.name:9} {self.words}{fix}"
 
 
 def run(config: Config, options: argparse.Namespace) -> int:
@@ -212,12 +212,12 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
     try:
         openclaw = OpenClaw.find(environ)
     except ConfigError as error:
-        yield Finding("fail", "openclaw", str(error), "mend the file, or restore a backup")
+        yield Finding("fail", "openclaw", str(error), "fix the file, or restore a backup")
         return
-    mend = "openclaw-rl connect"
+    fix = "openclaw-rl connect"
     if not openclaw.connected:
         words = f"not connected ({openclaw.config_path} has no provider {PROVIDER})"
-        yield Finding("warn", "openclaw", words, mend)
+        yield Finding("warn", "openclaw", words, fix)
         return
     try:
         _ = openclaw.release
@@ -229,8 +229,10 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
     if openclaw.version in TRIED:
         yield Finding("ok", "openclaw", words)
     else:
-        mend_it = f"if turns are not bound (`status`), take one that was tried: {', '.join(TRIED)}"
-        yield Finding("warn", "openclaw", words, mend_it)
+        fix_version = (
+            f"if turns are not bound (`status`), take one that was tried: {', '.join(TRIED)}"
+        )
+        yield Finding("warn", "openclaw", words, fix_version)
     if served is None:
         return
     yield from window(openclaw, served)
@@ -238,17 +240,17 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
     default = model if isinstance(model, str) else get(model, ("primary",))
     if default != f"{PROVIDER}/{served.model}":
         words = f"its default model is {default}, so only chats that choose ours are learned from"
-        yield Finding("warn", "openclaw", words, mend)
+        yield Finding("warn", "openclaw", words, fix)
     try:
         change = plan_connect(openclaw, served, default=False)
     except ConfigError as error:
-        yield Finding("fail", "openclaw", str(error), f"then: {mend}")
+        yield Finding("fail", "openclaw", str(error), f"then: {fix}")
         return
     if change.empty:
         yield Finding("ok", "connected", "provider entry and plugin are as they should be")
     else:
         yield Finding("fail", "connected", "provider entry or plugin are not as they should be",
-                      f"{mend} (shows what would change)")  # fmt: skip
+                      f"{fix} (shows what would change)")  # fmt: skip
 
 
 def window(openclaw: OpenClaw, served: Served) -> Iterator[Finding]:

@@ -162,7 +162,7 @@ def end_of(pid: int) -> Iterator[asyncio.Event]:
 def killing_the_first(
     lines: list[str], first: Callable[[int], None], second: Callable[[], None]
 ) -> Callable[[str], None]:
-    """An `emit` for a guarded program that says `pids PID LEASH`: the first leash is killed after
+    """An `emit` for a guarded program that says `pids PID GUARD`: the first guard is killed after
     `first(PID)`; when it has been started again, `second()`."""
     begun: list[int] = []
 
@@ -170,18 +170,18 @@ def killing_the_first(
         lines.append(line)
         if not line.startswith("[engine] pids"):
             return
-        pid, leash = map(int, line.split()[2:])
+        pid, guard = map(int, line.split()[2:])
         if begun:
             second()
             return
         begun.append(pid)
         first(pid)
-        os.kill(leash, signal.SIGKILL)
+        os.kill(guard, signal.SIGKILL)
 
     return emit
 
 
-async def test_a_leash_that_is_killed_takes_what_it_holds_along_and_is_started_again():
+async def test_a_guard_that_is_killed_takes_what_it_holds_along_and_is_started_again():
     lines: list[str] = []
     stop = asyncio.Event()
     ends: list[asyncio.Event] = []
@@ -198,7 +198,7 @@ async def test_a_leash_that_is_killed_takes_what_it_holds_along_and_is_started_a
 
 
 async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
-    """What the guarded program itself started: it is not ended with a leash that is killed."""
+    """What the guarded program itself started: it is not ended with a guard that is killed."""
     lines: list[str] = []
     stop = asyncio.Event()
     left: list[int] = []

@@ -21,7 +21,7 @@ async def test_they_are_judged_and_trained_once_and_a_later_start_adds_nothing(t
     data.mkdir()
     past = data / "past.jsonl"
     past.write_text(f"{conversation(0, 'Perfect.')}\n{conversation(1, 'That is wrong.')}\n")
-    flags = ["--method", "rl", "--rollout-batch-size", "2", "--session-share", "1",
+    flags = ["--method", "rl", "--rollout-batch-size", "2",
              "--dtype", "float32"]  # fmt: skip
     async with System(tmp_path, model, *flags) as system:
         await system.until_line(r"\[replay\] .* 2 of 2 replies added")
@@ -34,7 +34,7 @@ async def test_they_are_judged_and_trained_once_and_a_later_start_adds_nothing(t
     assert main(["export", "--data", str(data), str(data / "exported.jsonl")]) == 0
     capsys.readouterr()
     async with System(tmp_path, model, *flags) as system:
-        await system.until_line(r"\[replay\] .* 0 of 4 replies added, 4 known")
+        await system.until_line(r"\[replay\] .* 0 of 2 replies added, 2 known")
         assert not [line for line in system.lines if line.startswith("[up] replay ended")]
         fates = system.fates()
         assert (fates.seen, fates.trained) == (2, 2)
