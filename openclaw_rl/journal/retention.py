@@ -21,9 +21,11 @@ CHUNK = 64
 
 NAMED = (
     "(?1 IS NULL OR session_id = ?1) AND (?2 IS NULL OR owner = ?2) "
-    "AND (?3 IS NULL OR (created < ?3 AND state != 'leased'))"
+    "AND (?3 IS NULL OR (created < ?3 AND state != 'leased' "
+    "AND (state != 'judging' OR claim_until <= ?3)))"
 )
-"""Turns of a session, of an owner, older than a time: each condition counts where it is given."""
+"""Turns of a session, of an owner, older than a time and held by nobody: each condition counts where
+it is given."""
 
 
 def outcomes(db: sqlite3.Connection) -> Outcomes:
@@ -94,6 +96,7 @@ def shrink(db: sqlite3.Connection, max_bytes: int) -> int:
         return 0
     rows = db.execute(
         "SELECT seq FROM turns WHERE state != 'leased' "
+        "AND (state != 'judging' OR claim_worker IS NULL) "
         "ORDER BY state IN ('waiting', 'judging', 'ready'), created, seq LIMIT ?",
         (CHUNK,),
     )

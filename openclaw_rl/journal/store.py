@@ -499,8 +499,8 @@ class Journal:
 
         `session_id`, `owner` and `older_than` (a time) are joined by "and"; `max_bytes` (of the
         file's content) stands alone. What is named by session or owner goes at once, leased turns
-        included. By age and size leased turns stay, the oldest go first (by size, finished ones
-        before others), in transactions of a few dozen turns. Deleted turns that had not ended
+        included. By age and size what a judge or trainer holds stays, the oldest go first (by size,
+        finished ones before others), in transactions of a few dozen turns. Deleted turns that had not ended
         count as dropped `purged`; the space is overwritten and returned to the system.
         """
         if session_id is not None or owner is not None:

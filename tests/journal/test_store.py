@@ -625,6 +625,17 @@ def test_purging_by_age_keeps_what_remains_whole(journal: Journal):
     assert journal.outcomes().balanced()
 
 
+def test_retention_leaves_what_a_judge_holds(journal: Journal):
+    for name in ("held", "free"):
+        journal.record_turn(record(name))
+        journal.set_next_state(name, USER, 101.0)
+    journal.claim("w", 1, 200.0, 60.0)
+    assert journal.purge(older_than=199.0) == 1
+    assert journal.purge(max_bytes=1) == 0
+    assert journal.turn_ids() == ["held"]
+    assert journal.write_verdict("held", "w", Verdict(score=1.0), 202.0) is State.READY
+
+
 def test_purging_by_size_goes_from_the_oldest_on_and_spares_the_unfinished(
     journal: Journal, path: Path
 ):
