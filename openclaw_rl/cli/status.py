@@ -50,32 +50,32 @@ def run(config: Config, options: argparse.Namespace) -> int:
 
 
 def read_status(config: Config) -> dict[str, Any]:
-    """Return the fates of all turns, the served version and warnings, as plain values.
+    """Return the outcomes of all turns, the served version and warnings, as plain values.
 
     Raises `JournalError` where there is no journal.
     """
     with Journal.open(config.journal_path, create=False) as journal:
-        fates = journal.fates()
+        outcomes = journal.outcomes()
         policy = journal.endpoint("policy")
         gateway = journal.endpoint("gateway")
         trainer = journal.endpoint("trainer")
         judged, mean_reward = journal.judged(_RECENT)
-        ready = journal.ready() if fates.ready else []
+        ready = journal.ready() if outcomes.ready else []
     rules = Rules(config.rollout.batch_size, config.rollout.session_share, max_staleness=None)
     choice = choose(ready, rules, None)
     status: dict[str, Any] = {
-        "seen": fates.seen,
-        "main": fates.main,
-        "side": fates.side,
-        "waiting": fates.waiting,
-        "judging": fates.judging,
-        "ready": fates.ready,
-        "leased": fates.leased,
-        "trained": fates.trained,
-        "dropped": dict(fates.dropped),
-        "counters": dict(fates.counters),
-        "by_source": {name: asdict(count) for name, count in fates.by_source.items()},
-        "balanced": fates.balanced(),
+        "seen": outcomes.seen,
+        "main": outcomes.main,
+        "side": outcomes.side,
+        "waiting": outcomes.waiting,
+        "judging": outcomes.judging,
+        "ready": outcomes.ready,
+        "leased": outcomes.leased,
+        "trained": outcomes.trained,
+        "dropped": dict(outcomes.dropped),
+        "counters": dict(outcomes.counters),
+        "by_source": {name: asdict(count) for name, count in outcomes.by_source.items()},
+        "balanced": outcomes.balanced(),
         "version": policy.info.get("weight_version") if policy else None,
         "engine": policy.url if policy else None,
         "gateway": gateway.url if gateway else None,

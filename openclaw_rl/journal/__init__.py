@@ -1,14 +1,13 @@
 """The durable store that the four loops share. See README.md of this package."""
 
 from openclaw_rl.journal.lock import gateway_lock, trainer_lock
-from openclaw_rl.journal.records import Endpoint, Fates, Lease, Outcomes, SourceCount
+from openclaw_rl.journal.records import Endpoint, Lease, Outcomes, SourceCount
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 
 __all__ = [
     "AsyncJournal",
     "Endpoint",
-    "Fates",
     "Journal",
     "Lease",
     "Outcomes",

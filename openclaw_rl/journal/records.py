@@ -84,7 +84,3 @@ class Outcomes:
     def balanced(self) -> bool:
         """Whether `seen == main + side` and `main` is the sum of its outcomes: it always is."""
         return self.seen == self.main + self.side and self.main == sum(self.states().values())
-
-
-Fates = Outcomes
-"""Until its callers are changed."""

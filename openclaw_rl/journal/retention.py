@@ -24,8 +24,8 @@ NAMED = (
     "AND (?3 IS NULL OR (created < ?3 AND state != 'leased' "
     "AND (state != 'judging' OR claim_until <= ?3)))"
 )
-"""Turns of a session, of an owner, older than a time and held by nobody: each condition counts where
-it is given."""
+"""Turns of a session, of an owner, older than a time (and held by nobody): each condition counts
+where it is given."""
 
 
 def outcomes(db: sqlite3.Connection) -> Outcomes:

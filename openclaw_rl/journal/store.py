@@ -461,10 +461,6 @@ class Journal:
 
     # -- status ----------------------------------------------------------------------------
 
-    def fates(self) -> Outcomes:
-        """`outcomes`, until its callers are changed."""
-        return self.outcomes()
-
     def outcomes(self) -> Outcomes:
         """Where all turns ever seen are, in one consistent view."""
         with self._db.read() as db:
@@ -500,8 +496,8 @@ class Journal:
         `session_id`, `owner` and `older_than` (a time) are joined by "and"; `max_bytes` (of the
         file's content) stands alone. What is named by session or owner goes at once, leased turns
         included. By age and size what a judge or trainer holds stays, the oldest go first (by size,
-        finished ones before others), in transactions of a few dozen turns. Deleted turns that had not ended
-        count as dropped `purged`; the space is overwritten and returned to the system.
+        finished ones before others), in transactions of a few dozen turns. Deleted turns that had
+        not ended count as dropped `purged`; the space is overwritten and returned to the system.
         """
         if session_id is not None or owner is not None:
             with self._db.write() as db:

@@ -11,7 +11,7 @@ from openclaw_rl.cli import main
 from openclaw_rl.cli.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.config import load_config
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.journal import Fates, SourceCount
+from openclaw_rl.journal import Outcomes, SourceCount
 from openclaw_rl.openclaw.connect import OpenClaw, Served
 from tests.fakes.model import tiny_tokenizer
 from tests.gateway.conftest import world
@@ -261,7 +261,7 @@ async def test_status_tells_by_source_what_is_bound(capsys, served):
     talk = [{"role": "user", "content": "two"}, first.replay(), {"role": "user", "content": "3"}]
     await served.chat(talk, extra_headers={"User-Agent": "other"})
     await served.chat("never followed", extra_headers={"User-Agent": "other"})
-    assert served.journal.fates().by_source == {
+    assert served.journal.outcomes().by_source == {
         "header:x-session-id": SourceCount(bound=1, side=1),
         "history": SourceCount(bound=1),
         "new": SourceCount(bound=1, unbound=1),
@@ -276,8 +276,8 @@ async def test_a_warning_rises_when_nothing_binds(capsys, served):
     _, said = await run(capsys, "status")
     assert "no turn could be bound to a conversation" in said
     assert any("bound" in words for words in (await served_health(served))["warnings"])
-    assert served.journal.fates().unbound == 20
-    assert Fates().unbound == 0
+    assert served.journal.outcomes().unbound == 20
+    assert Outcomes().unbound == 0
 
 
 async def served_health(served):

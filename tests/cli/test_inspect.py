@@ -92,7 +92,7 @@ def test_purge_only_counts_without_yes(data, capsys):
     assert "2 turns deleted" in run(data, capsys, "purge", "--session", "s1", "--yes")
     with Journal.open(data / "journal.db") as journal:
         assert journal.turn_ids() == ["x"]
-        assert journal.fates().balanced()
+        assert journal.outcomes().balanced()
     assert "1 turns deleted" in run(data, capsys, "purge", "--older-than-days", "1", "--yes")
 
 

@@ -21,8 +21,8 @@ def test_a_turn_without_a_next_state_is_given_up_after_its_time(tmp_path):
         journal.record_turn(record("old", created=1000.0))
         journal.record_turn(record("new", created=4000.0))
         assert retain(config, 1000.0 + 3601) == {"no_next_state": 1}
-        assert journal.fates().dropped == {"no_next_state": 1}
-        assert journal.fates().waiting == 1
+        assert journal.outcomes().dropped == {"no_next_state": 1}
+        assert journal.outcomes().waiting == 1
 
 
 def test_old_sessions_are_forgotten_only_where_asked(tmp_path):
@@ -33,7 +33,7 @@ def test_old_sessions_are_forgotten_only_where_asked(tmp_path):
         assert journal.turn("old") is not None
         assert retain(configured(tmp_path, retention_days=1), 1e9) == {"purged": 1}
         assert journal.turn("old") is None
-        assert journal.fates().balanced()
+        assert journal.outcomes().balanced()
 
 
 async def test_a_journal_that_cannot_be_read_is_said_and_tried_again(tmp_path, caplog):

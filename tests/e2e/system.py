@@ -16,7 +16,7 @@ import aiohttp
 from openai import AsyncOpenAI
 
 from openclaw_rl.engine.client import EngineClient, open_engine
-from openclaw_rl.journal import Fates, Journal
+from openclaw_rl.journal import Journal, Outcomes
 
 
 def free_port() -> int:
@@ -138,9 +138,9 @@ class System:
     def journal(self) -> Journal:
         return Journal.open(self.data / "journal.db", create=False)
 
-    def fates(self) -> Fates:
+    def outcomes(self) -> Outcomes:
         journal = self.journal()
         try:
-            return journal.fates()
+            return journal.outcomes()
         finally:
             journal.close()

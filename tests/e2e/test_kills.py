@@ -96,8 +96,8 @@ class Mortal(System):
 
     async def trains_on(self, batches: int = 2) -> None:
         """It is back when it has trained so many batches more."""
-        trained = self.fates().trained + batches * BATCH
-        await self.until(lambda: self.fates().trained >= trained)
+        trained = self.outcomes().trained + batches * BATCH
+        await self.until(lambda: self.outcomes().trained >= trained)
 
     async def until_dead(self, name: str, seen: int) -> None:
         await self.until_line(rf"\[up\] {name} ended with status -9", after=seen)
@@ -192,7 +192,7 @@ async def test_case_33_the_host_dies_in_a_step(system):
         gate.close()
         await becomes(gate.reached)
         seen, version = len(system.lines), system.newest()
-        assert system.fates().leased == BATCH
+        assert system.outcomes().leased == BATCH
         os.kill(system.child("train"), signal.SIGKILL)
         gate.open()
         await system.until_dead("train", seen)
@@ -312,7 +312,7 @@ async def test_case_33_after_all_deaths_the_books_balance(system):
     await becomes(lambda: not system.held & {turn_id for (turn_id,) in system.rows(still)})
     await system.stop()
 
-    assert system.fates().balanced()
+    assert system.outcomes().balanced()
     recorded = {turn_id for (turn_id,) in system.rows("SELECT turn_id FROM turns")}
     assert set(system.acknowledged) <= recorded
     # Every version is BATCH turns, each of them in one version: none was left out, none came twice.

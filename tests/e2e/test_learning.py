@@ -42,7 +42,7 @@ async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path, wo
              "--num-rollout", str(STEPS), "--dtype", "float32"]  # fmt: skip
     async with System(tmp_path, model, *flags) as system:
         turns = await asyncio.gather(*(converse(system, n, words) for n in range(BATCH * STEPS)))
-        await system.until(lambda: system.fates().trained == BATCH * STEPS)
+        await system.until(lambda: system.outcomes().trained == BATCH * STEPS)
 
         # Policy against base, which is what served before the first step.
         changes: list[float] = []
@@ -62,4 +62,4 @@ async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path, wo
                     assert max(gaps) < 1e-3
         journal.close()
         assert sign * statistics.fmean(changes) > 0.02
-        assert system.fates().balanced()
+        assert system.outcomes().balanced()

@@ -25,7 +25,7 @@ async def test_they_are_judged_and_trained_once_and_a_later_start_adds_nothing(t
              "--dtype", "float32"]  # fmt: skip
     async with System(tmp_path, model, *flags) as system:
         await system.until_line(r"\[replay\] .* 2 of 2 replies added")
-        await system.until(lambda: system.fates().trained == 2)
+        await system.until(lambda: system.outcomes().trained == 2)
         with system.journal() as journal:
             turns = [journal.turn(turn_id) for turn_id in journal.turn_ids()]
         assert [turn.verdict.score for turn in turns] == [1.0, -1.0]
@@ -36,6 +36,6 @@ async def test_they_are_judged_and_trained_once_and_a_later_start_adds_nothing(t
     async with System(tmp_path, model, *flags) as system:
         await system.until_line(r"\[replay\] .* 0 of 2 replies added, 2 known")
         assert not [line for line in system.lines if line.startswith("[up] replay ended")]
-        fates = system.fates()
-        assert (fates.seen, fates.trained) == (2, 2)
-        assert fates.balanced()
+        outcomes = system.outcomes()
+        assert (outcomes.seen, outcomes.trained) == (2, 2)
+        assert outcomes.balanced()

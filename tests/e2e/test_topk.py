@@ -25,7 +25,7 @@ async def test_what_the_hinted_teacher_favours_becomes_likelier(tmp_path):
         turns = await asyncio.gather(
             *(converse(system, n, CORRECTION) for n in range(BATCH * STEPS))
         )
-        await system.until(lambda: system.fates().trained == BATCH * STEPS)
+        await system.until(lambda: system.outcomes().trained == BATCH * STEPS)
 
         # Policy against base, which is what served before the first step.
         up, down = [], []
@@ -55,7 +55,7 @@ async def test_what_the_hinted_teacher_favours_becomes_likelier(tmp_path):
         journal.close()
         assert min(len(up), len(down)) > 20
         assert statistics.fmean(up) > statistics.fmean(down) + 0.02
-        counters = system.fates().counters
+        counters = system.outcomes().counters
         assert "topk_missing" not in counters
         assert counters["teacher_topk_candidates"] == K * kept
-        assert system.fates().balanced()
+        assert system.outcomes().balanced()

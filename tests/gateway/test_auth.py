@@ -65,10 +65,10 @@ async def test_a_web_page_of_elsewhere_is_no_client_where_no_key_is_wanted(serve
             status, answer = await served.post(body, path, **headers)
             assert status == 403, origin
             assert "KEY" in answer["error"]["message"]
-    assert served.journal.fates().seen == 0
+    assert served.journal.outcomes().seen == 0
     for origin in OWN:
         assert (await served.post(body, Origin=origin))[0] == 200, origin
-    assert served.journal.fates().seen == len(OWN)
+    assert served.journal.outcomes().seen == len(OWN)
 
 
 async def test_a_page_that_knows_the_key_is_a_client(tmp_path, model):

@@ -227,7 +227,7 @@ async def test_case_11_count_tokens_is_what_the_prompt_then_has(served):
     async with sdk(served) as client:
         counted = await client.messages.count_tokens(messages=messages, **options)
         assert served.engine.requests == []
-        assert served.journal.fates().seen == 0
+        assert served.journal.outcomes().seen == 0
         served.engine.say("<think>well</think>Few.")
         message = await client.messages.create(messages=messages, max_tokens=50, **options)
         assert counted.input_tokens == len(served.engine.requests[0].ids)
@@ -351,7 +351,7 @@ async def test_case_11_a_client_that_leaves_leaves_nothing(served, stream):
     await served.engine.wait_until(lambda: served.engine.requests[0].done)
     request = served.engine.requests[0]
     assert request.aborted or request.disconnected
-    await eventually(lambda: served.journal.fates().counters.get("disconnected"))
+    await eventually(lambda: served.journal.outcomes().counters.get("disconnected"))
     assert served.turns() == []
 
 

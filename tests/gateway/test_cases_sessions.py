@@ -91,9 +91,9 @@ async def test_case_13_the_same_request_twice_in_a_named_session_is_one_turn(ser
     assert [m["content"] for m in root.next_state] == ["more"]
     assert (old.state, old.drop_reason) == (State.DROPPED, "retried")
     assert new.state is State.WAITING
-    fates = served.journal.fates()
-    assert fates.dropped == {"retried": 1}
-    assert fates.balanced()
+    outcomes = served.journal.outcomes()
+    assert outcomes.dropped == {"retried": 1}
+    assert outcomes.balanced()
 
 
 async def test_case_13_the_same_request_twice_at_once_keeps_the_one_that_is_continued(served):
@@ -112,7 +112,7 @@ async def test_case_13_the_same_request_twice_at_once_keeps_the_one_that_is_cont
         "Two.": (State.JUDGING, None),
         "Ok.": (State.WAITING, None),
     }
-    assert served.journal.fates().balanced()
+    assert served.journal.outcomes().balanced()
 
 
 async def test_case_14_two_tool_results_are_both_in_the_next_state(served):
@@ -202,7 +202,7 @@ async def test_case_18_memory_is_bounded_and_evicted_turns_are_kept(tmp_path, mo
             lines = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines())
         assert 0 < float(lines["openclaw_rl_known_bytes"]) <= 2 * limit
         assert float(lines["openclaw_rl_known_turns"]) < 60
-        assert served.journal.fates().main == 60
+        assert served.journal.outcomes().main == 60
         # A forgotten session goes on as a new trajectory of the same name; nothing breaks.
         await said(served, "Again.", [*first, user("still there?")],
                    extra_headers={"X-Session-Id": "s0"})  # fmt: skip
@@ -244,7 +244,7 @@ async def test_case_19_a_reply_under_way_when_its_session_ends_does_not_wait(ser
     assert (turn.state.value, turn.drop_reason) == fate
     await said(served, "Anew.", [user("hello")], **named)  # OpenClaw keeps the name at a reset
     assert served.turns()[1].state is State.WAITING
-    assert served.journal.fates().balanced()
+    assert served.journal.outcomes().balanced()
 
 
 async def test_case_20_a_transient_message_is_no_next_state(served):
@@ -262,5 +262,5 @@ async def test_side_requests_are_served_and_recorded_as_side(served):
     await said(served, "Hello.", [user("hi")], extra_headers=headers)
     turn = served.only_turn()
     assert (turn.kind, turn.state) == ("side", State.SIDE)
-    fates = served.journal.fates()
-    assert (fates.seen, fates.main, fates.side) == (1, 0, 1)
+    outcomes = served.journal.outcomes()
+    assert (outcomes.seen, outcomes.main, outcomes.side) == (1, 0, 1)

@@ -116,7 +116,7 @@ async def test_case_24_without_every_log_prob_the_turn_is_served_and_dropped(ser
     turn = served.only_turn()
     assert turn.state is State.DROPPED
     assert turn.drop_reason == "logprobs_missing"
-    assert served.journal.fates().dropped == {"logprobs_missing": 1}
+    assert served.journal.outcomes().dropped == {"logprobs_missing": 1}
     assert len(turn.output_logprobs) < len(turn.output_ids)  # nothing padded
 
 

@@ -145,7 +145,7 @@ async def test_case_04_a_wrong_body_is_a_400_that_names_the_field(served, body, 
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["param"] == param
     assert served.engine.requests == []
-    assert served.journal.fates().seen == 0
+    assert served.journal.outcomes().seen == 0
 
 
 async def disconnected(served, stream):
@@ -174,7 +174,7 @@ async def test_case_05_a_client_that_leaves_ends_the_engines_work_and_records_no
     request = served.engine.requests[0]
     assert request.aborted or request.disconnected
     assert len(request.sent) < len(request.reply)
-    await eventually(lambda: served.journal.fates().counters.get("disconnected"))
+    await eventually(lambda: served.journal.outcomes().counters.get("disconnected"))
     assert served.turns() == []
     health = await served.get("/healthz")
     assert health["requests"]["inflight"] == 0

@@ -109,7 +109,7 @@ async def test_case_04_a_field_in_a_wrong_form_is_served_or_leaves_nothing(serve
     """The parser's own test goes through all of them; here every few, all the way."""
     bodies = [changed(body, place, value) for place in paths(body) for value in WRONG][::9]
     for made in bodies:
-        asked, seen = len(served.engine.requests), served.journal.fates().seen
+        asked, seen = len(served.engine.requests), served.journal.outcomes().seen
         status, answer = await served.post(json.dumps(made).encode(), path)
         if status == 200:
             continue
@@ -117,7 +117,7 @@ async def test_case_04_a_field_in_a_wrong_form_is_served_or_leaves_nothing(serve
         assert answer["error"]["type"] == "invalid_request_error"
         assert answer["error"]["message"]
         assert len(served.engine.requests) == asked
-        assert served.journal.fates().seen == seen
+        assert served.journal.outcomes().seen == seen
     assert served.engine.requests
 
 
@@ -176,4 +176,4 @@ async def test_a_journal_and_log_without_a_word_of_a_refused_message(served, cap
         assert status == 400
         assert secret not in json.dumps(answer)
     assert secret not in caplog.text
-    assert served.journal.fates().seen == 0
+    assert served.journal.outcomes().seen == 0

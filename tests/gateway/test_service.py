@@ -323,7 +323,7 @@ async def test_a_turn_that_the_journal_does_not_take_in_time_is_served_and_never
         await served.chat("three")
         asked = [turn.messages[0]["content"] for turn in served.turns()]
         assert asked == ["one", "three"]
-        counts = served.journal.fates()
+        counts = served.journal.outcomes()
         assert (counts.seen, counts.counters["unrecorded"]) == (2, 1)
 
 
@@ -442,7 +442,7 @@ async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path, m
     assert text == "to the very end"
     await running
     with Journal.open(config.journal_path, create=False) as journal:
-        assert journal.fates().main == 1
+        assert journal.outcomes().main == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -476,7 +476,7 @@ async def test_a_reply_that_outlasts_the_stop_ends_with_an_error_that_says_so(
     assert '"code": "stopping"' in text or '"code":"stopping"' in text
     await asyncio.wait_for(running, 10)
     with Journal.open(config.journal_path, create=False) as journal:
-        assert journal.fates().main == 0
+        assert journal.outcomes().main == 0
 
 
 async def refused(config, url):

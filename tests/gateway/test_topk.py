@@ -67,7 +67,7 @@ async def test_a_turn_of_an_engine_that_gives_none_is_kept_and_counted(keeping):
     await keeping.chat("go")
     turn = keeping.only_turn()
     assert (turn.state, turn.topk) == (State.WAITING, None)
-    assert keeping.journal.fates().counters == {"topk_missing": 1}
+    assert keeping.journal.outcomes().counters == {"topk_missing": 1}
 
 
 async def test_case_07_candidates_survive_an_abort_and_its_resume(keeping):

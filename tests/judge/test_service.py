@@ -46,12 +46,12 @@ async def test_the_service_judges_and_stops(tmp_path: Path) -> None:
     with Journal.open(path) as journal:
         add_turn(journal, "t1", "Perfect, thanks.")
         running = asyncio.create_task(run_judge(args))
-        await asyncio.to_thread(until, lambda: journal.fates().ready == 1)
+        await asyncio.to_thread(until, lambda: journal.outcomes().ready == 1)
         add_turn(journal, "t2", "What is snow?")
-        await asyncio.to_thread(until, lambda: journal.fates().dropped)
+        await asyncio.to_thread(until, lambda: journal.outcomes().dropped)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 20)
-        assert journal.fates().dropped == {"no_signal": 1}
+        assert journal.outcomes().dropped == {"no_signal": 1}
 
 
 async def test_a_reward_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_case_33_a_killed_judge_loses_nothing(tmp_path: Path) -> None:
             first.communicate()
         second = start(path, "openclaw_rl.rewards.feedback")
         try:
-            until(lambda: journal.fates().ready == 3)
+            until(lambda: journal.outcomes().ready == 3)
             second.send_signal(signal.SIGTERM)
             output, _ = second.communicate(timeout=20)
         finally:
@@ -84,7 +84,7 @@ def test_case_33_a_killed_judge_loses_nothing(tmp_path: Path) -> None:
         assert second.returncode == 0
         assert output.count("verdict turn=") == 3
         assert "Perfect" not in output
-        assert journal.fates().balanced()
+        assert journal.outcomes().balanced()
 
 
 def test_a_stopped_judge_gives_its_turns_back_at_once(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ async def test_plain_words_and_no_signal(journal: Journal) -> None:
     await judge_all(journal, feedback.custom_rm, make_args())
     assert (state(journal), verdict(journal).score) == (State.READY, 1.0)
     assert state(journal, "t2") is State.DROPPED
-    assert journal.fates().dropped == {"no_signal": 1}
-    assert journal.fates().balanced()
+    assert journal.outcomes().dropped == {"no_signal": 1}
+    assert journal.outcomes().balanced()
 
 
 async def test_a_score_without_weight_takes_no_place_in_a_batch(journal: Journal) -> None:
@@ -120,7 +120,7 @@ async def test_a_score_without_weight_takes_no_place_in_a_batch(journal: Journal
     add_turn(journal, "t1", "Perfect, thanks.")
     await judge_all(journal, feedback.custom_rm, make_args(w_rl=0.0))
     assert (state(journal), verdict(journal).score) == (State.DROPPED, 1.0)
-    assert journal.fates().dropped == {"no_signal": 1}
+    assert journal.outcomes().dropped == {"no_signal": 1}
 
 
 async def test_case_14_two_tool_results_of_which_the_first_failed(journal: Journal) -> None:
@@ -205,7 +205,7 @@ async def test_over_the_top_k_the_verdict_holds_the_teachers_candidates(
     assert list(found.teacher_log_probs) == sampled
     assert math.isnan(found.teacher_topk.log_probs[2][1])
     assert state(journal) is State.READY
-    counters = journal.fates().counters
+    counters = journal.outcomes().counters
     assert (counters["teacher_topk_candidates"], counters["teacher_topk_unknown"]) == (6, 1)
 
 
@@ -217,8 +217,8 @@ async def test_over_the_top_k_values_of_the_sampled_tokens_alone_are_no_signal(
 
     add_turn(journal, "t1", "x")
     await judge_all(journal, values, make_args(opd_top_k=2))
-    assert journal.fates().dropped == {"no_signal": 1}
-    assert journal.fates().counters["teacher_topk_none"] == 1
+    assert journal.outcomes().dropped == {"no_signal": 1}
+    assert journal.outcomes().counters["teacher_topk_none"] == 1
 
     def candidates(args: Any, sample: Sample) -> Any:
         own = sample.metadata["student_topk"]
@@ -227,7 +227,7 @@ async def test_over_the_top_k_values_of_the_sampled_tokens_alone_are_no_signal(
     add_turn(journal, "t2", "x", topk=TopK([[5, 6]] * 3, [[-0.5, -1.0]] * 3))
     await judge_all(journal, candidates, make_args(opd_top_k=2))
     assert journal.turn("t2").verdict.teacher_topk == TopK([[5, 6]] * 3, [[-0.5, -1.0]] * 3)
-    assert journal.fates().ready == 1
+    assert journal.outcomes().ready == 1
 
 
 async def test_no_teacher_is_asked_without_distillation(journal: Journal) -> None:
@@ -277,9 +277,9 @@ async def test_case_34_a_bad_reward_drops_its_turn_only(
         add_turn(journal, turn_id, SECRET)
     with caplog.at_level(logging.INFO):
         await judge_all(journal, mixed, make_args(judge_timeout=0.3))
-    assert journal.fates().dropped == {reason: 1}
-    assert journal.fates().ready == 2
-    assert journal.fates().balanced()
+    assert journal.outcomes().dropped == {reason: 1}
+    assert journal.outcomes().ready == 2
+    assert journal.outcomes().balanced()
     assert SECRET not in caplog.text
 
 
@@ -299,8 +299,8 @@ async def test_case_34_a_reward_that_wants_to_end_the_judge_drops_its_turn_only(
     for turn_id in ("good1", "bad", "good2"):
         add_turn(journal, turn_id, "x")
     await judge_all(journal, reward if plain else waiting, make_args())
-    assert journal.fates().dropped == {"reward_failed": 1}
-    assert journal.fates().ready == 2
+    assert journal.outcomes().dropped == {"reward_failed": 1}
+    assert journal.outcomes().ready == 2
 
 
 async def test_case_34_a_plain_function_that_never_returns(journal: Journal) -> None:
@@ -308,7 +308,7 @@ async def test_case_34_a_plain_function_that_never_returns(journal: Journal) -> 
     add_turn(journal, "t1", "x")
     await judge_all(journal, lambda args, sample: end.wait(20), make_args(judge_timeout=0.2))
     end.set()
-    assert journal.fates().dropped == {"reward_timeout": 1}
+    assert journal.outcomes().dropped == {"reward_timeout": 1}
 
 
 async def test_plain_functions_and_reward_key(journal: Journal) -> None:
@@ -335,21 +335,21 @@ async def test_case_27_a_judge_that_is_down_costs_time_and_no_score(journal: Jou
         fake.default = 503
         worker = make_worker(journal, prm.custom_rm, args, clock=clock)
         await worker.run_until_idle()
-        assert journal.fates().judging == 5
+        assert journal.outcomes().judging == 5
         assert len(fake.bodies) == 3  # then it rests
         await worker.run_until_idle()
         assert len(fake.bodies) == 3
         clock.now += worker_module.REST_SECONDS
         await worker.run_until_idle()
         assert len(fake.bodies) == 4  # one turn finds out
-        assert journal.fates().counters["postponed:judge_unavailable"] == 4
-        assert journal.fates().dropped == {}
+        assert journal.outcomes().counters["postponed:judge_unavailable"] == 4
+        assert journal.outcomes().dropped == {}
         fake.default = '{"verdict": 1}'
         clock.now += 60
         await worker.run_until_idle()
         await worker.run_until_idle()
         await args.judge_models.close()
-    assert journal.fates().ready == 5
+    assert journal.outcomes().ready == 5
     assert all(verdict(journal, f"t{n}").score == 1.0 for n in range(5))
 
 
@@ -375,7 +375,7 @@ async def test_case_27_an_endpoint_that_is_not_published_yet(journal: Journal, m
     add_turn(journal, "t1", "x")
     worker = make_worker(journal, prm.custom_rm, args, clock=clock)
     await worker.run_until_idle()
-    assert journal.fates().counters == {"postponed:judge_unavailable": 1}
+    assert journal.outcomes().counters == {"postponed:judge_unavailable": 1}
     async with FakeEngine(tokenizer=ChatTokenizer.load(model)) as engine:
         engine.say('{"why": "", "verdict": -1}')
         journal.publish("judge", f"{engine.url}/base", {}, 1.0)
@@ -400,8 +400,8 @@ async def test_case_26_no_verdict_is_asked_again_and_then_dropped(journal: Journ
             clock.now += 600
         await args.judge_models.close()
     assert len(fake.bodies) == worker_module.ABSTENTIONS
-    assert journal.fates().dropped == {"no_verdict": 1}
-    assert journal.fates().counters["postponed:no_verdict"] == 3
+    assert journal.outcomes().dropped == {"no_verdict": 1}
+    assert journal.outcomes().counters["postponed:no_verdict"] == 3
 
 
 async def test_case_27_a_judge_that_is_only_slow_costs_no_turn(journal: Journal) -> None:
@@ -420,7 +420,7 @@ async def test_case_27_a_judge_that_is_only_slow_costs_no_turn(journal: Journal)
         await worker.run_until_idle()
         await args.judge_models.close()
     assert state(journal) is State.READY
-    assert journal.fates().counters["postponed:judge_unavailable"] == 3
+    assert journal.outcomes().counters["postponed:judge_unavailable"] == 3
 
 
 async def test_a_refusal_is_tried_again(journal: Journal) -> None:
@@ -428,7 +428,7 @@ async def test_a_refusal_is_tried_again(journal: Journal) -> None:
     async with FakeChat() as fake:
         fake.default = 401
         await judge_all(journal, prm.custom_rm, make_args(prm_url=fake.url))
-    assert journal.fates().counters["postponed:judge_refused"] == 1
+    assert journal.outcomes().counters["postponed:judge_refused"] == 1
     assert state(journal) is State.JUDGING
 
 
@@ -439,7 +439,7 @@ async def test_a_teacher_away_keeps_the_turn(journal: Journal, model: Path) -> N
         args = make_args(hf_checkpoint=str(model), teacher_url=engine.url)
         await judge_all(journal, feedback.custom_rm, args)
     assert state(journal) is State.JUDGING
-    assert journal.fates().counters["postponed:judge_unavailable"] == 1
+    assert journal.outcomes().counters["postponed:judge_unavailable"] == 1
 
 
 async def test_turns_are_judged_at_the_same_time(journal: Journal) -> None:
@@ -456,7 +456,7 @@ async def test_turns_are_judged_at_the_same_time(journal: Journal) -> None:
         await running
         await args.judge_models.close()
         assert fake.most_at_once == 4
-    assert journal.fates().ready == 9
+    assert journal.outcomes().ready == 9
 
 
 async def test_a_stopped_worker_gives_back_and_a_dead_one_is_replaced(
@@ -514,7 +514,7 @@ async def test_a_running_worker_sees_new_turns(journal: Journal, tmp_path: Path)
             await asyncio.wait_for(judged.wait(), 10)
     worker.stop()
     await asyncio.wait_for(running, 10)
-    assert journal.fates().ready == 2
+    assert journal.outcomes().ready == 2
 
 
 async def test_case_53_a_turn_that_another_one_judged_meanwhile_is_not_dropped(
@@ -532,7 +532,7 @@ async def test_case_53_a_turn_that_another_one_judged_meanwhile_is_not_dropped(
     add_turn(journal, "t1", "x")
     await judge_all(journal, slow, make_args(), clock=clock)
     assert (state(journal), verdict(journal).score) == (State.READY, 1.0)
-    assert journal.fates().dropped == {}
+    assert journal.outcomes().dropped == {}
 
 
 async def test_case_53_a_reward_that_blocks_the_event_loop_keeps_its_claim(
@@ -579,7 +579,7 @@ async def test_case_53_after_sleep_a_turn_under_way_is_not_taken_again(
 
     add_turn(journal, "t1", "x")
     worker = make_worker(journal, reward, make_args(tmp_path / "journal.db"), clock=clock)
-    running = asyncio.create_task(run_until(worker, lambda: journal.fates().ready == 2))
+    running = asyncio.create_task(run_until(worker, lambda: journal.outcomes().ready == 2))
     await asyncio.to_thread(until, lambda: begun)
     add_turn(journal, "t2", "x")
     await asyncio.to_thread(until, lambda: state(journal, "t2") is State.READY)
@@ -645,7 +645,7 @@ async def test_the_journal_is_never_waited_for_on_the_event_loop(
             opened = lambda *values, **more: Watched(open_journal(*values, **more))  # noqa: E731
             monkeypatch.setattr(Journal, "open", opened)
             running = asyncio.create_task(worker_module.run_judge(args))
-            await asyncio.to_thread(until, lambda: journal.fates().ready == 1)
+            await asyncio.to_thread(until, lambda: journal.outcomes().ready == 1)
             os.kill(os.getpid(), signal.SIGTERM)
             await running
     assert on_the_loop == set()

@@ -179,9 +179,9 @@ async def test_a_version_that_fails_to_load_is_told_and_not_used(
     assert "version 1" in after["refused"]
     assert "max_lora_rank 16" in after["refused"]
     assert "[host] version 1: " in caplog.text
-    assert stand.journal.fates().counters["adapter_refused"] == 1
+    assert stand.journal.outcomes().counters["adapter_refused"] == 1
     await stand.look()
-    assert stand.journal.fates().counters["adapter_refused"] == 1, "told once"
+    assert stand.journal.outcomes().counters["adapter_refused"] == 1, "told once"
     await stand.publish(2)
     assert stand.policy()["weight_version"] == "2"
     assert "refused" not in stand.policy()
@@ -193,7 +193,7 @@ async def test_a_first_version_that_fails_to_load_ends_the_start(stand: Stand) -
     with pytest.raises(ConfigError, match=r"takes no adapter of ours: .*LoRA is not enabled"):
         await stand.serving.start(0)
     assert stand.journal.endpoint("policy") is None
-    assert stand.journal.fates().counters["adapter_refused"] == 1
+    assert stand.journal.outcomes().counters["adapter_refused"] == 1
 
 
 async def test_what_the_engine_is_and_can_do_is_announced(stand: Stand) -> None:
@@ -285,7 +285,7 @@ async def test_a_proxy_that_is_busy_for_a_moment_refuses_no_version(stand: Stand
     assert stand.policy()["weight_version"] == "0"
     await stand.look()
     assert stand.policy()["weight_version"] == "1"
-    assert "adapter_refused" not in stand.journal.fates().counters
+    assert "adapter_refused" not in stand.journal.outcomes().counters
 
 
 async def test_the_weights_of_a_refused_version_are_read_once(
@@ -406,7 +406,7 @@ async def test_what_fails_here_is_tried_again_and_leaves_nothing(
         await stand.publish(1)
         await stand.look()
     assert stand.policy()["refused"] == "version 1: cannot copy it: No space left on device"
-    assert stand.journal.fates().counters["adapter_refused"] == 1, "told once"
+    assert stand.journal.outcomes().counters["adapter_refused"] == 1, "told once"
     assert [path.name for path in (tmp_path / "copies").iterdir()] == [first]
     await stand.look()
     assert stand.policy()["weight_version"] == "1"
@@ -426,7 +426,7 @@ async def test_a_version_that_can_no_longer_be_loaded_is_told_once_and_tried_aga
         stand.fake.load_error = "no such folder"
         await stand.look()
     assert stand.policy()["refused"] == f"version 0: {stand.load_path}: no such folder"
-    assert stand.journal.fates().counters["adapter_refused"] == 1
+    assert stand.journal.outcomes().counters["adapter_refused"] == 1
     await stand.look()
     assert list(stand.fake.adapters) == [stand.policy()["adapter"]]
     assert "refused" not in stand.policy()
@@ -468,7 +468,7 @@ async def test_what_the_engine_loaded_while_its_answer_was_lost_is_used(tmp_path
         await stand.serving.start(0)
         await stand.publish(1)
         assert stand.policy()["weight_version"] == "1"
-        assert "adapter_refused" not in stand.journal.fates().counters
+        assert "adapter_refused" not in stand.journal.outcomes().counters
         await stand.serving.close()
         stand.journal.close()
 

@@ -65,7 +65,7 @@ async def test_a_step_becomes_an_adapter_and_a_mismatch_is_shown_and_bounded(
                 assert folder.name == checkpoint.name_of(1)
                 about = json.loads((folder / "adapter_config.json").read_text())
                 assert about["peft_type"] == "LORA"
-                until(lambda: journal.fates().trained == 2)
+                until(lambda: journal.outcomes().trained == 2)
                 gap = info(journal, "trainer")
                 assert gap["tokens"] == 8
                 assert 0 < gap["mean"] <= gap["max"]
@@ -73,10 +73,10 @@ async def test_a_step_becomes_an_adapter_and_a_mismatch_is_shown_and_bounded(
                 assert 0 <= gap["truncated"] <= 1
                 for n in range(2, 4):
                     judged_turn(journal, f"t{n}", "1", -60.0)
-                until(lambda: journal.fates().dropped.get("step_skipped") == 2)
+                until(lambda: journal.outcomes().dropped.get("step_skipped") == 2)
                 until(lambda: info(journal, "trainer")["skipped"] == "logprob_diff")
                 assert info(journal, "policy")["weight_version"] == "1"
-                assert journal.fates().counters["step_skipped_logprob_diff"] == 1
+                assert journal.outcomes().counters["step_skipped_logprob_diff"] == 1
 
         await asyncio.to_thread(scenario)
 

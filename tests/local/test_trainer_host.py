@@ -134,7 +134,7 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
             before, key = generate(policy, prompt, temperature=0.0), policy.info["key"]
             for i in range(8):
                 play(journal, f"t{i}", [*prompt, 50 + i], 1.0 if i % 2 else -1.0)
-            until(lambda: journal.fates().trained == 8)
+            until(lambda: journal.outcomes().trained == 8)
             assert journal.endpoint("policy").info["weight_version"] == "2"
             after = generate(policy, prompt)
             assert after["meta_info"]["weight_version"] == "2"
@@ -144,7 +144,7 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
             _trainer_agrees_with_engine(host, policy)
             scored = generate(policy, prompt, temperature=0.0)
         assert journal.leases("h") == []
-        assert journal.fates().balanced()
+        assert journal.outcomes().balanced()
 
         with Running(args) as host:
             policy = journal.endpoint("policy")
@@ -200,7 +200,7 @@ def test_requests_pass_while_the_trainer_works(model_dir, tmp_path):
         talker.start()
         for i in range(6):
             play(journal, f"t{i}", [1, 50 + i], 1.0 if i % 2 else -1.0)
-        until(lambda: journal.fates().trained == 6)
+        until(lambda: journal.outcomes().trained == 6)
         stop.set()
         talker.join(60)
         assert all(r["meta_info"]["finish_reason"]["type"] == "length" for r in replies)
@@ -213,9 +213,9 @@ def test_case_06_serving_goes_on_without_the_trainer(model_dir, tmp_path):
     args = arguments(model_dir, tmp_path, custom_loss_function_path=str(hook), rollout_batch_size=1)
     with Journal.open(args.journal_path) as journal, Running(args):
         play(journal, "t0", [1, 2], 1.0)
-        until(lambda: journal.fates().counters.get("training_stopped") == 1)
+        until(lambda: journal.outcomes().counters.get("training_stopped") == 1)
         assert generate(journal.endpoint("policy"), [1, 2])["output_ids"]
-        assert journal.fates().ready == 1
+        assert journal.outcomes().ready == 1
 
 
 def test_misuse_is_said_before_anything_is_served(model_dir, tmp_path):
@@ -309,16 +309,16 @@ def test_case_33_kill_9_of_the_host_loses_and_repeats_nothing(model_dir, tmp_pat
                     play(journal, f"t{n}", [1, 2 + n], 1.0 if n % 2 else -1.0)
                     n += 1
                 if round_number < 2:
-                    seen = journal.fates().trained
-                    until(lambda seen=seen: journal.fates().trained > seen)
+                    seen = journal.outcomes().trained
+                    until(lambda seen=seen: journal.outcomes().trained > seen)
                     process.send_signal(signal.SIGKILL)
                     process.wait(30)
-            until(lambda: journal.fates().trained == n)
+            until(lambda: journal.outcomes().trained == n)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-            fates = journal.fates()
-            assert fates.balanced()
-            assert (fates.trained, fates.leased, sum(fates.dropped.values())) == (n, 0, 0)
+            outcomes = journal.outcomes()
+            assert outcomes.balanced()
+            assert (outcomes.trained, outcomes.leased, sum(outcomes.dropped.values())) == (n, 0, 0)
             newest = checkpoint.folders(Path(args.save))[0]
             state = Namespace(**json.loads((newest / checkpoint.STATE).read_text()))
             # every version learnt exactly one batch of two

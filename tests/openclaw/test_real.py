@@ -21,7 +21,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.journal import Fates
+from openclaw_rl.journal import Outcomes
 from openclaw_rl.types import State, Turn
 from tests.e2e.system import System
 from tests.fakes.engine import EOS_ID, FakeEngine, Request, logprob_of
@@ -46,7 +46,7 @@ class Story:
     ends: list[str] = field(default_factory=list)
     sampled: dict[str, Request] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
-    fates: Fates = field(default_factory=Fates)
+    outcomes: Outcomes = field(default_factory=Outcomes)
     learned: list[Turn] = field(default_factory=list)
     """Turns of the second part, oldest first."""
 
@@ -113,7 +113,7 @@ async def live(folder: Path) -> Story:
             story.ends = [seen.path.split("/")[3] for seen in wire.seen if "/end" in seen.path]
             story.sampled = {request.rid: request for request in engine.requests}
             story.turns = {turn.turn_id: turn for turn in served.turns()}
-            story.fates = served.journal.fates()
+            story.outcomes = served.journal.outcomes()
         await learn(openclaw, wire, folder / "second", model, story)
     return story
 
@@ -157,7 +157,7 @@ async def learn(
         for name in ("dan", "eve"):  # one session gives only its share of a batch
             await openclaw.say(name, f"I am {name}, who are you?")
             await openclaw.say(name, "Perfect, thanks.")
-        await system.until(lambda: system.fates().trained == 2, 600)
+        await system.until(lambda: system.outcomes().trained == 2, 600)
         await openclaw.say("dan", "And now?")
         journal = system.journal()
         found = [journal.turn(turn_id) for turn_id in journal.turn_ids()]
@@ -189,7 +189,7 @@ def chain(turns: Sequence[Turn]) -> None:
 
 
 def test_every_turn_is_bound_by_the_plugins_name(story):
-    assert story.fates.balanced()
+    assert story.outcomes.balanced()
     main = [turn for turn in story.turns.values() if turn.kind == "main"]
     assert {turn.source for turn in main} == {"header:x-session-id"}
     for seen in story.chats:

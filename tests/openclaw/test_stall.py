@@ -67,7 +67,7 @@ async def ask(openclaw: RealOpenClaw, text: str) -> str:
 
 def check(served: World) -> None:
     """One turn, served whole."""
-    fates = served.journal.fates()
-    assert (fates.main, fates.counters.get("disconnected", 0)) == (1, 0)
+    outcomes = served.journal.outcomes()
+    assert (outcomes.main, outcomes.counters.get("disconnected", 0)) == (1, 0)
     turn = next(turn for turn in served.turns() if turn.kind == "main")
     assert served.tokenizer.decode(turn.output_ids) == "Here at last."

@@ -114,8 +114,8 @@ def test_what_went_by_age_or_size_does_not_come_back(tmp_path, reader, purge, ag
     bring(tmp_path, reader, TALK)
     with Journal.open(tmp_path / "journal.db") as journal:
         assert journal.purge(**purge) == 2
-        assert journal.fates().balanced()
-        assert set(journal.fates().counters) == set()
+        assert journal.outcomes().balanced()
+        assert set(journal.outcomes().counters) == set()
     done = bring(tmp_path, reader, TALK)
     assert (done.added, done.left_out["known"]) == (again, 2 - again)
 
@@ -200,8 +200,8 @@ def test_no_live_conversation_goes_on_from_a_replayed_one(tmp_path, reader):
     bring(tmp_path, reader, TALK)
     with Journal.open(tmp_path / "journal.db") as journal:
         assert journal.heads(100) == []
-        assert journal.fates().balanced()
-        assert journal.fates().by_source["replay"].bound == 2
+        assert journal.outcomes().balanced()
+        assert journal.outcomes().by_source["replay"].bound == 2
 
 
 async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp_path, model):
@@ -229,7 +229,7 @@ async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp
     added = turns(tmp_path)[-1]
     assert (added.reply["content"], added.parent_id, added.off_policy) == ("And hail?", None, True)
     with Journal.open(tmp_path / "journal.db") as journal:
-        assert journal.fates().counters == {}
+        assert journal.outcomes().counters == {}
     # What was replayed comes back by an export as little.
     assert main(["export", *words, "--session", added.session_id, str(tmp_path / "b.jsonl")]) == 0
     done = replay([tmp_path], reader, tmp_path / "journal.db", 2000.0)

@@ -142,9 +142,9 @@ async def test_case_33_conversations_go_on_and_every_turn_is_learnt_once(tmp_pat
 
     path = job.data / "journal.db"
     with Journal.open(path, create=False) as journal:
-        fates = journal.fates()
-        assert fates.balanced()
-        assert fates.trained >= BATCH * (saved - 1)  # two rollouts may be under way
+        outcomes = journal.outcomes()
+        assert outcomes.balanced()
+        assert outcomes.trained >= BATCH * (saved - 1)  # two rollouts may be under way
         assert all(journal.turn(turn) is not None for turn in talkers.acknowledged)
 
     # As the next run would begin, which has loaded the last checkpoint.
@@ -156,5 +156,5 @@ async def test_case_33_conversations_go_on_and_every_turn_is_learnt_once(tmp_pat
         ]
         assert sorted(trained) == sorted(learnt)
         assert run.journal.leases(HOST) == []
-        assert run.journal.fates().balanced()
+        assert run.journal.outcomes().balanced()
         run.close()

@@ -63,10 +63,10 @@ def ready(path: Path, count: int, prefix: str = "t") -> None:
 
 def states(path: Path) -> dict[str, int]:
     with Journal.open(path) as journal:
-        fates = journal.fates()
-        assert fates.balanced()
+        outcomes = journal.outcomes()
+        assert outcomes.balanced()
         names = ("ready", "leased", "trained")
-        return {name: getattr(fates, name) for name in names if getattr(fates, name)}
+        return {name: getattr(outcomes, name) for name in names if getattr(outcomes, name)}
 
 
 def flat(output) -> list[Sample]:
