@@ -49,10 +49,11 @@ class EngineAPI(Protocol):
         rid: str,
         adapter: Adapter | None,
         top: int,
-        stream: bool = True,
+        interval: int | None = 1,
     ) -> tuple[dict[str, Any], Reader]:
-        """The request for a reply, and the reader of what it brings. `stream` False: in few large
-        events. Raises EngineRefused for parameters that the engine lacks."""
+        """The request for a reply, and the reader of what it brings. `interval`: tokens of an
+        event after the first, None for few large events, as far as the engine lets one choose.
+        Raises EngineRefused for parameters that the engine lacks."""
         ...
 
     def scoring(

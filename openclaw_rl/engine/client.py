@@ -165,7 +165,7 @@ class EngineClient:
         rid: str,
         routing_key: str | None = None,
         top_logprobs: int = 0,
-        stream: bool = True,
+        interval: int | None = 1,
         on_wait: OnWait | None = None,
     ) -> AsyncGenerator[Delta, None]:
         budget = sampling.get("max_new_tokens")
@@ -186,7 +186,7 @@ class EngineClient:
                     _rest_of(sampling, budget, len(got)),
                     routing_key,
                     top_logprobs,
-                    stream,
+                    interval,
                 )
                 try:
                     async with aclosing(attempt) as deltas:
@@ -278,7 +278,7 @@ class EngineClient:
         sampling: dict[str, Any],
         routing_key: str | None,
         top: int,
-        stream: bool,
+        interval: int | None,
     ) -> AsyncGenerator[Delta, None]:
         """One request up to its finish; Lost if there was none. Aborted at the engine where its
         reader leaves it before."""
@@ -287,7 +287,7 @@ class EngineClient:
         call.engine_rid = f"{call.rid}-{call.tries}" if call.tries else call.rid
         call.tries += 1
         top = min(top, api.abilities.top_logprobs)  # fewer, rather than a refusal
-        body, reader = api.generation(ids, sampling, call.engine_rid, call.adapter, top, stream)
+        body, reader = api.generation(ids, sampling, call.engine_rid, call.adapter, top, interval)
         try:
             async with self._transport.exchange(api.path, body, len(ids), routing_key) as exchange:
                 call.exchange = exchange

@@ -46,12 +46,12 @@ class SGLang:
         rid: str,
         adapter: Adapter | None,
         top: int,
-        stream: bool = True,
+        interval: int | None = 1,
     ) -> tuple[dict[str, Any], Reader]:
         body = _body(ids, adapter, top)
         body |= {"rid": rid, "stream": True, "sampling_params": dict(sampling)}
-        if not stream:
-            body["sampling_params"]["stream_interval"] = _LARGE_PIECE
+        if interval != 1:
+            body["sampling_params"]["stream_interval"] = interval or _LARGE_PIECE
         return body, _Reader(len(ids), top > 0, adapter)
 
     def scoring(

@@ -109,12 +109,13 @@ class Engine(Protocol):
         rid: str,
         routing_key: str | None = None,
         top_logprobs: int = 0,
-        stream: bool = True,
+        interval: int | None = 1,
         on_wait: OnWait | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """The reply to `ids`. `sampling` has SGLang's names; `max_new_tokens` (at least 1) is
-        required. `rid` must be unique and of a fixed length: engines abort by prefix. `stream`
-        False: nobody reads along, so the tokens may come in few large deltas, which costs less.
+        required. `rid` must be unique and of a fixed length: engines abort by prefix. `interval`
+        says how many tokens may come together after the first, which costs less; None: nobody reads
+        along, so as many as the engine likes.
 
         Use it under `contextlib.aclosing`: closing aborts at the engine. Raises EngineRefused
         (ContextOverflow) and EngineUnavailable."""

@@ -65,11 +65,11 @@ class VLLM:
         rid: str,
         adapter: Adapter | None,
         top: int,
-        stream: bool = True,
+        interval: int | None = 1,
     ) -> tuple[dict[str, Any], Reader]:
         body = _body(ids, adapter) | {
             **_parameters(sampling),
-            "stream": stream,
+            "stream": interval is not None,
             "logprobs": max(1, top),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,

@@ -50,6 +50,9 @@ MAX_TURNS = 20_000
 """Turns that the session tracker keeps in memory."""
 JOURNAL_SECONDS = 5.0
 """How long the end of a reply waits for its journal commit before it is served without."""
+STREAMS_PER_TOKEN = 10
+"""A stream gets its tokens one by one where few are under way, and one more together for each so
+many: a new request's first token does not queue behind everybody's hundredth."""
 FRESH_SECONDS, PROBE_SECONDS = 1.0, 2.0
 """Probes of engine and journal are cheap but not free; a monitor that asks more often gets the last
 answer."""
@@ -120,6 +123,7 @@ class Gateway:
         self.started = time.monotonic()
         self.waiting = 0
         """Requests that wait for the engine now."""
+        self._replying = 0
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
         self.failed_writes = 0
@@ -204,6 +208,7 @@ class Gateway:
         Raises the engine's errors; cancellation and `ClientGone` abort at the engine. In all
         these cases nothing is recorded.
         """
+        self._replying += 1
         try:
             await self._generate(turn, show)
         except (asyncio.CancelledError, ClientGone):  # the engine client aborts what it leaves
@@ -214,6 +219,7 @@ class Gateway:
             self._unfinished(turn, type(error).__name__)
             raise
         finally:
+            self._replying -= 1
             self.waiting -= turn.waits
         # The reply is whole: it is recorded even if the client leaves in this very moment.
         await asyncio.shield(self._spawn(self._record(turn)))
@@ -318,7 +324,7 @@ class Gateway:
             rid=turn.record.turn_id,
             routing_key=turn.record.session_id,
             top_logprobs=turn.asked_candidates,
-            stream=turn.request.stream,
+            interval=max(1, self._replying // STREAMS_PER_TOKEN) if turn.request.stream else None,
             on_wait=on_wait,
         )
         highest = self._tokenizer.vocab_size or math.inf

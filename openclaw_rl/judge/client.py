@@ -74,7 +74,7 @@ class EngineClient:
         self, ids: Sequence[int], sampling: Mapping[str, Any], in_reasoning: bool = False
     ) -> Completion:
         rid = f"judge-{uuid.uuid4().hex}"
-        reply = await collect(self._engine.generate(ids, sampling, rid=rid, stream=False))
+        reply = await collect(self._engine.generate(ids, sampling, rid=rid, interval=None))
         finished = reply.finish is not None and reply.finish.type == "stop"
         return Completion(self._chat.decode(reply.ids), finished, in_reasoning)
 

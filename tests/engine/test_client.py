@@ -663,7 +663,7 @@ async def test_a_reply_that_nobody_reads_along_comes_in_few_pieces(
     fake.replies.append([50 + at % 40 for at in range(200)] + [EOS_ID])
     wanted = list(fake.replies[0])
     fake.faults.append(Fault(bump_version_at=1, abort_after=150))
-    deltas = client.generate(PROMPT, params(500), rid=next(_rids), stream=False)
+    deltas = client.generate(PROMPT, params(500), rid=next(_rids), interval=None)
     got = [delta async for delta in deltas]
     assert [token for delta in got for token in delta.ids] == wanted
     assert len(got) <= 4, "two of each try: its first token, and the rest"

@@ -171,7 +171,7 @@ async def test_an_abort_ends_the_stream(engine: EngineClient) -> None:
 
 async def test_a_reply_that_nobody_reads_along_is_exact(engine: EngineClient) -> None:
     deltas = engine.generate(
-        PROMPT, params(80, ignore_eos=True), rid=next(_rids), top_logprobs=2, stream=False
+        PROMPT, params(80, ignore_eos=True), rid=next(_rids), top_logprobs=2, interval=None
     )
     got = [delta async for delta in deltas]
     assert sum(len(delta.ids) for delta in got) == 80
@@ -180,7 +180,7 @@ async def test_a_reply_that_nobody_reads_along_is_exact(engine: EngineClient) ->
 
 
 async def test_an_abort_ends_a_reply_that_nobody_reads_along(engine: EngineClient) -> None:
-    stream = engine.generate(PROMPT, params(240, ignore_eos=True), rid="mute", stream=False)
+    stream = engine.generate(PROMPT, params(240, ignore_eos=True), rid="mute", interval=None)
     task = asyncio.create_task(collect(stream))
     await asyncio.sleep(0)
     await engine.abort("mute")
@@ -275,7 +275,7 @@ async def test_case_07_a_reply_that_nobody_reads_along_goes_on_as_well(
     fake: FakeEngine, client: EngineClient, fault: Fault
 ) -> None:
     fake.faults.append(fault)
-    reply = await run(client, stream=False)
+    reply = await run(client, interval=None)
     assert reply.ids == REPLY
     assert reply.logprobs == [logprob_of(one, len(PROMPT) + at) for at, one in enumerate(REPLY)]
     assert len(fake.requests) == 2

@@ -198,6 +198,19 @@ async def test_neither_logs_nor_metrics_nor_health_hold_conversation_text(served
         assert "xylophone" not in text
 
 
+async def test_tokens_come_in_larger_pieces_where_many_stream(served, monkeypatch):
+    monkeypatch.setattr("openclaw_rl.gateway.core.STREAMS_PER_TOKEN", 1)
+    served.engine.gated = True
+    asking = []
+    for number in range(3):
+        asking.append(asyncio.ensure_future(served.chat(f"hi {number}", stream=True)))
+        await served.engine.arrived(number + 1)
+    await served.engine.open_gate()
+    await asyncio.gather(*asking)
+    pieces = [request.sampling.get("stream_interval", 1) for request in served.engine.requests]
+    assert pieces == [1, 2, 3]
+
+
 # -- whose sampling it is --------------------------------------------------------------------------
 
 ASKED = {"temperature": 0.2, "top_p": 0.5, "presence_penalty": 1.0, "stop": ["!"], "max_tokens": 9}
