@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "rollout": {"journal", "session"},
     "replay": {"wire", "session", "journal", "engine", "openclaw"},
     "losses": set(),
-    "slime": {"journal", "judge", "rollout", "losses"},
+    "slime": {"engine", "journal", "rollout", "losses"},
     "local": {"journal", "engine", "judge", "rollout", "losses"},
     "openclaw": set(),
 }

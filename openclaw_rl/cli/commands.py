@@ -99,7 +99,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        config = _config(options, supervised)
+        config = _config(options)
         if getattr(options, "print_config", False):
             print(render_config(config))
             return 0
@@ -118,9 +118,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _config(options: argparse.Namespace, supervised: bool) -> Config:
-    """The configuration: the supervisor's as one line on standard input, or that of the sources."""
-    if supervised:
+def _config(options: argparse.Namespace) -> Config:
+    """The configuration of the sources, or (`--config -`) a supervisor's, one line of JSON on
+    standard input."""
+    if options.config == "-":
         return Config.model_validate_json(sys.stdin.buffer.readline())
     flags = {key: value for key, value in vars(options).items() if "." in key}
     return load_config(flags, os.environ, options.config)

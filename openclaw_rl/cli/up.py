@@ -44,7 +44,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
     loops = [
         Loop(
             name,
-            [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised"],
+            [sys.executable, "-m", "openclaw_rl.cli", name, "--supervised", "--config", "-"],
             tree,
             once=name == "replay",
         )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl import rollout
+from openclaw_rl.engine import model_fingerprint
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import trainer_lock
@@ -79,6 +80,7 @@ class Run:
         self.services = Services(args)
         self.lock = trainer_lock(path)
         self.journal = Journal.open(path)
+        self.journal.bind({"base": model_fingerprint(Path(args.hf_checkpoint))})
         self.start: tuple[int, str | None] | None = None
         """The first rollout of the run and the version that was served then."""
 

@@ -119,7 +119,8 @@ class Services:
             loops.remove("serve")
         if not loops:
             return
-        command = [sys.executable, "-m", "openclaw_rl.cli", "up", *loops, "--supervised"]
+        command = [sys.executable, "-m", "openclaw_rl.cli", "up", *loops]
+        command += ["--supervised", "--config", "-"]
         self.child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", start_new_session=True,

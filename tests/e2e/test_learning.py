@@ -63,3 +63,17 @@ async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path, wo
         journal.close()
         assert sign * statistics.fmean(changes) > 0.02
         assert system.outcomes().balanced()
+
+
+@pytest.mark.slow
+async def test_case_56_one_conversation_alone_is_trained_with_the_default_settings(tmp_path):
+    async with System(tmp_path, tiny_model(tmp_path / "tiny")) as system:
+        messages: list[dict[str, str]] = []
+        for words in ["What is a tree?", *["Perfect, thanks. And another?"] * 16]:
+            messages.append({"role": "user", "content": words})
+            reply = await system.client.chat.completions.create(
+                model="tiny", messages=messages, max_tokens=4
+            )
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        await system.until(lambda: system.outcomes().trained == 16)
+        assert system.outcomes().balanced()

@@ -23,9 +23,13 @@ VOCAB, HIDDEN = 29, 7
 
 def slime_args(journal: Path, turns: int, **given: Any) -> Namespace:
     """slime's arguments as the launch scripts set them, for `turns` turns a rollout."""
+    model = journal.parent / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    if not (model / "config.json").exists():
+        (model / "config.json").write_text("{}")
     fields: dict[str, Any] = {
         "journal_path": str(journal),
-        "hf_checkpoint": "model",
+        "hf_checkpoint": str(model),
         "session_share": 1.0,
         "max_staleness": None,
         "rollout_temperature": 1.0,

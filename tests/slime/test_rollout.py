@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.errors import ConfigError, HookError
+from openclaw_rl.errors import ConfigError, HookError, JournalError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal import Journal
 from openclaw_rl.slime import generate_rollout
@@ -308,3 +308,13 @@ def test_a_loss_of_step_numbers_would_be_noticed(run, path: Path):
     many = [Sample(tokens=[1, 2], response_length=1, metadata={"step": 0})] * 3
     with pytest.raises(HookError, match="3 samples for 2 rollouts"):
         fill(many, 0, Shape(2, 1, 1, 1))
+
+
+def test_case_47_a_journal_of_another_model_is_one_line(run, path: Path, tmp_path: Path):
+    Run.of(run(4)).close()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(JournalError, match="belongs to another model") as error:
+        Run.of(run(4, hf_checkpoint=str(other)))
+    assert "\n" not in str(error.value)
