@@ -41,7 +41,6 @@ CONFIG = web.AppKey("config", Config)
 GATEWAY = web.AppKey("gateway", Gateway)
 AUTH = web.AppKey("auth", Auth)
 GRACE = web.AppKey("grace", Grace)
-INFLIGHT = web.AppKey("inflight", Limit)
 BODIES = web.AppKey("bodies", Limit)
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 
@@ -70,7 +69,6 @@ def make_app(config: Config) -> web.Application:
     app[CONFIG] = config
     app[AUTH] = Auth(config.gateway.api_key)
     app[GRACE] = Grace()
-    app[INFLIGHT] = Limit(config.gateway.max_inflight)
     app[BODIES] = Limit(MAX_BODIES)
     app.cleanup_ctx.append(_gateway)
     app.router.add_post("/v1/chat/completions", chat_completions)
@@ -216,7 +214,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     """How many tokens the prompt of a Messages request has."""
     gateway = request.app[GATEWAY]
     body = await read_body(request, request.app[BODIES])
-    with request.app[INFLIGHT].slot():
+    with gateway.inflight.slot():
         chat = parse_count_request(body)
         count = await gateway.count(chat, request[CALLER], _headers(request), len(body))
         return web.json_response({"input_tokens": count})
@@ -225,7 +223,7 @@ async def count_tokens(request: web.Request) -> web.Response:
 async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     body = await read_body(request, request.app[BODIES])
-    with request.app[INFLIGHT].slot():
+    with gateway.inflight.slot():
         chat = dialect.parse(body)
         if chat.ignored:
             log.info("ignored keys: %s", ", ".join(ascii(name[:40]) for name in chat.ignored[:20]))
@@ -314,7 +312,7 @@ async def healthz(request: web.Request) -> web.Response:
                 "failed_writes": gateway.failed_writes,
             },
             "requests": {
-                "inflight": request.app[INFLIGHT].now,
+                "inflight": gateway.inflight.now,
                 "waiting_for_engine": gateway.waiting,
             },
             "turns": None if counts is None else dataclasses.asdict(counts),
@@ -329,7 +327,7 @@ async def metrics(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     gauges = {
         **mismatch_gauges(await gateway.trainer()),
-        "inflight": request.app[INFLIGHT].now,
+        "inflight": gateway.inflight.now,
         "waiting_for_engine": gateway.waiting,
         "known_turns": gateway.prompts.known_turns,
         "known_bytes": gateway.prompts.known_bytes,

@@ -27,7 +27,7 @@ from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
-from openclaw_rl.gateway.access import Caller
+from openclaw_rl.gateway.access import Caller, Limit
 from openclaw_rl.gateway.feedback import Feedback
 from openclaw_rl.gateway.policy import Policy, publish_gateway
 from openclaw_rl.gateway.prompts import Prompts
@@ -123,7 +123,7 @@ class Gateway:
         self.started = time.monotonic()
         self.waiting = 0
         """Requests that wait for the engine now."""
-        self._replying = 0
+        self.inflight = Limit(config.gateway.max_inflight)
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
         self.failed_writes = 0
@@ -208,7 +208,6 @@ class Gateway:
         Raises the engine's errors; cancellation and `ClientGone` abort at the engine. In all
         these cases nothing is recorded.
         """
-        self._replying += 1
         try:
             await self._generate(turn, show)
         except (asyncio.CancelledError, ClientGone):  # the engine client aborts what it leaves
@@ -219,7 +218,6 @@ class Gateway:
             self._unfinished(turn, type(error).__name__)
             raise
         finally:
-            self._replying -= 1
             self.waiting -= turn.waits
         # The reply is whole: it is recorded even if the client leaves in this very moment.
         await asyncio.shield(self._spawn(self._record(turn)))
@@ -324,7 +322,9 @@ class Gateway:
             rid=turn.record.turn_id,
             routing_key=turn.record.session_id,
             top_logprobs=turn.asked_candidates,
-            interval=max(1, self._replying // STREAMS_PER_TOKEN) if turn.request.stream else None,
+            interval=max(1, self.inflight.now // STREAMS_PER_TOKEN)
+            if turn.request.stream
+            else None,
             on_wait=on_wait,
         )
         highest = self._tokenizer.vocab_size or math.inf
