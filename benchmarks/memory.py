@@ -119,7 +119,6 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
 
     from openclaw_rl.config import Config, TrainConfig, hook_args
     from openclaw_rl.hooks import Sample
-    from openclaw_rl.local import data as d
     from openclaw_rl.local.learner import Learner
     from openclaw_rl.local.model import LoadedModel, LoraSpec
     from openclaw_rl.rollout.train_data import convert
@@ -144,7 +143,7 @@ def measure(folder: Path, *, rank: int, micro: int, sample: int, chunk: int) -> 
             reward=1.0, rollout_log_probs=[-1.0] * n, metadata={"turns": [turn]},
         )  # fmt: skip
         torch.cuda.reset_peak_memory_stats()
-        (report,) = learner.learn(d.to_tensors(convert(args, [one]), "cuda"))
+        (report,) = learner.learn(convert(args, [one]))
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
     if report.skipped:

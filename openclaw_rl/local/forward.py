@@ -1,8 +1,9 @@
 """The trainer's view of a model: hidden states of padded sequences, logits of chosen rows only.
 
 Guarantees: right padding under causal attention leaves every real token as it would be alone;
-only asked rows go through the output layer; `check` proves at the start that backbone plus output
-layer give the model's own logits, so that no model type is trained on other numbers than it has.
+only asked rows go through the output layer; it is proved at the start that backbone plus output
+layer give the model's own logits, so that no model type is trained on other numbers than it has;
+no dropout, and a float32 adapter over a 16-bit base computes in 16 bits, as it is served.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from openclaw_rl.errors import ConfigError
 
 
 class PolicyForward:
-    """Hidden states and logits of a PEFT causal LM. Not thread-safe; one per trainer."""
+    """Hidden states and logits of a PEFT causal LM. Not thread-safe; one per trainer. Raises
+    `ConfigError` for a model that cannot be trained."""
 
     def __init__(self, model: Any) -> None:
+        model.eval()
+        _silence_dropout(model)
+        mix_precision(model)
         self.model, self.causal = model, model.get_base_model()
         self.backbone: nn.Module = self.causal.get_decoder()
         self.head: nn.Module = self.causal.get_output_embeddings()
@@ -29,6 +34,7 @@ class PolicyForward:
         self.scale = getattr(text, "logit_scale", None) or 1.0
         self.scale /= getattr(text, "logits_scaling", None) or 1.0
         self.device = next(self.causal.parameters()).device
+        self.check()
 
     def hidden(self, sequences: Sequence[Tensor]) -> Tensor:
         """`[B, L, H]` of `B` sequences, right-padded to the longest."""
@@ -49,6 +55,13 @@ class PolicyForward:
         if self.softcap:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits[None]  # type: ignore[no-any-return]
+
+    def recompute_activations(self) -> None:
+        """Compute activations anew in the backward pass, in place of keeping them."""
+        # The name before and from transformers 5 on.
+        enable = getattr(self.causal, "activation_checkpointing_enable", None)
+        (enable or self.causal.gradient_checkpointing_enable)({"use_reentrant": False})
+        self.model.train()  # it does so only in training mode; there is no dropout
 
     @torch.no_grad()
     def check(self) -> None:
@@ -92,18 +105,7 @@ def mix_precision(model: nn.Module) -> None:
                 part.__class__ = _MixedLinear
 
 
-def enable_checkpointing(model: Any) -> None:
-    """Recompute activations in the backward pass. Dropout stays off: see `silence_dropout`."""
-    causal = model.get_base_model()
-    kwargs = {"use_reentrant": False}
-    if hasattr(causal, "activation_checkpointing_enable"):  # its name from transformers 5 on
-        causal.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
-    else:
-        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
-    model.train()  # transformers checkpoints only in training mode
-
-
-def silence_dropout(model: nn.Module) -> None:
+def _silence_dropout(model: nn.Module) -> None:
     """Set every dropout to 0: the log-probs trained on must be those that are served."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,9 @@ from torch import Tensor
 from openclaw_rl.errors import HookError, OpenClawRLError
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.local import data as d
-from openclaw_rl.local.forward import (
-    PolicyForward,
-    enable_checkpointing,
-    mix_precision,
-    silence_dropout,
-)
+from openclaw_rl.local.forward import PolicyForward
 from openclaw_rl.losses.backends import Plain
+from openclaw_rl.rollout.train_data import TurnRange, turn_ranges
 
 _LOSS_FLAG, _ADVANTAGE_FLAG = "--custom-loss-function-path", "--custom-advantage-function-path"
 
@@ -44,6 +40,8 @@ class StepReport:
     """Turns with at least one trained token."""
     turns: int
     """How many shares the loss has: these turns, or rollouts where a hook named no turns."""
+    reward: float = 0.0
+    """Mean over the turns."""
     skipped: str | None = None
     trained_tokens: int = 0
     compared_tokens: int = 0
@@ -69,18 +67,13 @@ class Learner:
         self.advantage_hook = None
         if path := args.custom_advantage_function_path:
             self.advantage_hook = load_hook(path, default_name="advantages", flag=_ADVANTAGE_FLAG)
-        model.eval()
-        silence_dropout(model)
-        mix_precision(model)
         self.forward = PolicyForward(model)
-        self.forward.check()
         on_gpu = self.forward.device.type == "cuda"
         self.budget: int = args.max_tokens_per_gpu or (4096 if on_gpu else 512)
         """Tokens of a micro-batch, padding included."""
-        if args.gradient_checkpointing == "on" or (
-            args.gradient_checkpointing == "auto" and on_gpu
-        ):
-            enable_checkpointing(model)
+        wanted = args.gradient_checkpointing
+        if wanted == "on" or (wanted == "auto" and on_gpu):
+            self.forward.recompute_activations()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         for p in self.parameters:
             if p.dtype in (torch.bfloat16, torch.float16):
@@ -93,42 +86,42 @@ class Learner:
             weight_decay=args.weight_decay,
         )
 
-    def learn(self, data: d.RolloutData) -> list[StepReport]:
-        """Train on one rollout, in `args.num_steps_per_rollout` steps. Raises `HookError`."""
-        args, piece = self.args, max(1, self.args.loss_chunk_tokens - 1)
-        steps = [
-            d.units_of(data, samples, piece, args.rollout_temperature)
-            for samples in d.steps_of(data, args.num_steps_per_rollout)
-        ]
-        everything = [unit for units, _ in steps for unit in units]
+    def learn(self, train_data: Mapping[str, Any]) -> list[StepReport]:
+        """Train on one rollout, in `args.num_steps_per_rollout` steps. `train_data`: see
+        `rollout.train_data.convert`. Raises `HookError`."""
+        args = self.args
+        data = d.to_tensors(train_data, self.forward.device)
+        turns = turn_ranges(train_data, args.rollout_temperature)
+        steps = d.steps_of(data, turns, args.num_steps_per_rollout)
         if args.use_kl_loss:
             with self.model.disable_adapter():  # the base
-                data["ref_log_probs"] = self._score(data, everything)
+                data["ref_log_probs"] = self._score(data, turns)
         if self.advantage_hook is not None or len(steps) > 1:
-            data["log_probs"] = self._score(data, everything)
+            data["log_probs"] = self._score(data, turns)
         if self.advantage_hook is None:
-            d.default_advantages(data)
+            d.default_advantages(data, turns)
         else:
             _call(self.advantage_hook, _ADVANTAGE_FLAG, args, data)
             _check_advantages(data)
-        return [self._step(data, units, turns) for units, turns in steps]
+        return [self._step(data, turns) for turns in steps]
 
-    def _step(self, data: d.RolloutData, units: list[d.Unit], turns: int) -> StepReport:
-        report = StepReport(list(dict.fromkeys(u.turn_id for u in units if u.turn_id)), turns)
-        if not units:
+    def _step(self, data: d.RolloutData, turns: list[TurnRange]) -> StepReport:
+        report = StepReport([turn.turn_id for turn in turns], round(sum(t.share for t in turns)))
+        if not turns:
             report.skipped = "masked"
             return report
+        report.reward = sum(turn.reward for turn in turns) / len(turns)
         self.optimizer.zero_grad(set_to_none=True)
-        for own, rows in self._micro_batches(data, units):
-            # The gradient is gathered at these rows, a few at a time; then one backward.
-            leaf = rows.detach().requires_grad_()
-            for args, group, batch, logits in self._loss_groups(data, own, leaf):
+        for samples, hidden in self._forward(data, turns):
+            # The gradient is gathered here, from a few rows of logits at a time; then one backward.
+            leaf = hidden.detach().requires_grad_()
+            for args, group, batch, logits in self._calls(data, turns, samples, leaf):
                 self._loss(args, group, batch, logits, report)
             if not math.isfinite(report.loss):
                 report.skipped = "loss_not_finite"
                 break
             if leaf.grad is not None:
-                rows.backward(leaf.grad)  # type: ignore[no-untyped-call]
+                hidden.backward(leaf.grad)  # type: ignore[no-untyped-call]
         report.logprob_diff /= max(1, report.compared_tokens)
         if report.skipped is None:
             self._update(report)
@@ -138,12 +131,12 @@ class Learner:
     def _loss(
         self,
         args: Namespace,
-        units: list[d.Unit],
+        turns: list[TurnRange],
         batch: dict[str, Any],
         logits: Tensor,
         report: StepReport,
     ) -> None:
-        """Add the loss of these units to the report, and its gradient to that of the rows."""
+        """Add the loss of these turns to the report, and its gradient to that of the states."""
         with torch.no_grad():
             current, _ = Plain().sampled(args, batch, logits, with_entropy=False)
         # One step a batch: the old policy is the current one, and needs no forward of its own.
@@ -157,7 +150,7 @@ class Learner:
             report.compared_tokens += known.numel()
             if known.numel():
                 report.logprob_diff_max = max(report.logprob_diff_max, float(known.max()))
-        reduce = d.reducer(units, batch["loss_masks"])
+        reduce = d.reducer(turns, batch["loss_masks"])
         loss, metrics = _call(self.loss_hook, _LOSS_FLAG, args, batch, logits, reduce)
         share = loss / report.turns
         report.loss += float(share.detach())
@@ -185,45 +178,38 @@ class Learner:
     # -- passes over the model ---------------------------------------------------------------------
 
     @torch.no_grad()
-    def _score(self, data: d.RolloutData, units: list[d.Unit]) -> list[Tensor]:
+    def _score(self, data: d.RolloutData, turns: list[TurnRange]) -> list[Tensor]:
         """Log-probs `[R]` of each sample's response under the present weights, on the tokens of
-        `units`; 0 elsewhere."""
+        `turns`; 0 elsewhere."""
         values = [torch.zeros_like(mask) for mask in data["loss_masks"]]
-        for own, rows in self._micro_batches(data, units):
-            for args, group, batch, logits in self._loss_groups(data, own, rows):
+        for samples, hidden in self._forward(data, turns):
+            for args, group, batch, logits in self._calls(data, turns, samples, hidden):
                 found, _ = Plain().sampled(args, batch, logits, with_entropy=False)
-                for unit, part in zip(group, found, strict=True):
-                    values[unit.sample][unit.start : unit.end] = part
+                for turn, part in zip(group, found, strict=True):
+                    values[turn.sample][turn.start : turn.end] = part
         return values
 
-    def _micro_batches(
-        self, data: d.RolloutData, units: list[d.Unit]
-    ) -> Iterator[tuple[list[d.Unit], Tensor]]:
-        """One forward pass at a time: its units, by temperature, and their rows of hidden states
-        (`d.hidden_rows`)."""
-        samples = sorted({u.sample for u in units})
-        lengths = [data["total_lengths"][i] for i in samples]
-        for places in d.micro_batches(lengths, self.budget):
+    def _forward(
+        self, data: d.RolloutData, turns: list[TurnRange]
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """A micro-batch at a time: samples that these turns are in, and their hidden states."""
+        samples = sorted({turn.sample for turn in turns})
+        for places in d.micro_batches([data["total_lengths"][i] for i in samples], self.budget):
             self.give_way()
             group = [samples[place] for place in places]
-            own = [unit for unit in units if unit.sample in group]
-            own.sort(key=lambda unit: unit.temperature)
-            hidden = self.forward.hidden([data["tokens"][i] for i in group])
-            yield own, d.hidden_rows(data, group, own, hidden)
+            yield group, self.forward.hidden([data["tokens"][i] for i in group])
 
-    def _loss_groups(
-        self, data: d.RolloutData, units: list[d.Unit], rows: Tensor
-    ) -> Iterator[tuple[Namespace, list[d.Unit], dict[str, Any], Tensor]]:
-        """A few rows of logits at a time: the arguments, units, batch and logits of one call."""
-        begin = 0
-        for group in d.loss_groups(units, self.args.loss_chunk_tokens):
-            if begin:
-                self.give_way()
-            end = begin + sum(unit.rows for unit in group)
+    def _calls(
+        self, data: d.RolloutData, turns: list[TurnRange], samples: list[int], hidden: Tensor
+    ) -> Iterator[tuple[Namespace, list[TurnRange], dict[str, Any], Tensor]]:
+        """A few rows of logits at a time: arguments, turns, batch and logits of one call."""
+        own = [turn for turn in turns if turn.sample in samples]
+        for group in d.loss_groups(own, self.args.loss_chunk_tokens):
+            self.give_way()
             args = copy.copy(self.args)
             args.rollout_temperature = group[0].temperature
-            yield args, group, d.loss_batch(data, group), self.forward.logits(rows[begin:end])
-            begin = end
+            rows = [hidden[samples.index(t.sample), d.token_span(data, t)] for t in group]
+            yield args, group, d.loss_batch(data, group), self.forward.logits(torch.cat(rows))
 
 
 def _call(function: Callable[..., Any], flag: str, *arguments: Any) -> Any:

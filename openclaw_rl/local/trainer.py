@@ -27,7 +27,6 @@ import torch
 from openclaw_rl.errors import ConfigError, HookError, JournalError
 from openclaw_rl.hooks import Sample, load_hook
 from openclaw_rl.journal import Journal
-from openclaw_rl.local import data as d
 from openclaw_rl.local.checkpoint import Checkpoints, TrainState
 from openclaw_rl.local.learner import Learner, StepReport
 from openclaw_rl.rollout.train_data import convert, flatten, turn_ids
@@ -154,7 +153,7 @@ class Trainer:
     ) -> list[StepReport]:
         """Learn one batch and carry it through to `mark_trained` (or to dropping it)."""
         began = time.monotonic()
-        data = d.to_tensors(self.convert(self.args, list(samples)), self.learner.forward.device)
+        data = self.convert(self.args, list(samples))
         if not data["tokens"]:
             raise HookError("the conversion of a rollout gave no samples")
         try:
@@ -164,7 +163,7 @@ class Trainer:
         except Exception:
             self._count_failure(rollout_id, samples)
             raise
-        dropped = _left_out(data, samples, reports)
+        dropped = _left_out(samples, reports)
         if any(report.skipped is None for report in reports):
             state = TrainState(self.state.version + 1, rollout_id, dropped)
             self.checkpoints.save(state, self.model, self.learner.optimizer)
@@ -176,7 +175,7 @@ class Trainer:
             if report.skipped is not None:
                 self.journal.count(f"step_skipped_{report.skipped}")
         self._finish(rollout_id)
-        self._report(rollout_id, data, reports, waited, time.monotonic() - began)
+        self._report(rollout_id, len(data["tokens"]), reports, waited, time.monotonic() - began)
         return reports
 
     # -- parts -------------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ class Trainer:
     def _report(
         self,
         rollout_id: int,
-        data: d.RolloutData,
+        samples: int,
         reports: Sequence[StepReport],
         waited: float,
         took: float,
@@ -231,16 +230,14 @@ class Trainer:
         """A line of log for each step, and for `status` and `/metrics` how far engine and trainer
         were apart on its tokens; `truncated`: which share of them had its importance weight cut
         (mean over turns)."""
-        turns = [turn["reward"] or 0.0 for turns in data["turns"] for turn in turns or ()]
-        rewards = turns or data["rewards"]
         for report in reports:
             outcome = "" if report.skipped is None else f" · SKIPPED ({report.skipped})"
             log.info(
                 "[train] rollout %d · version %d · %d turns in %d samples · reward %+.2f · "
                 "%.0f tokens a turn · loss %.4f · grad %.3f · logprob diff %.4f (max %.2f) · "
                 "rollout %.1f s, train %.1f s%s",
-                rollout_id, self.state.version, report.turns, len(data["tokens"]),
-                sum(rewards) / len(rewards), report.trained_tokens / max(1, report.turns),
+                rollout_id, self.state.version, report.turns, samples, report.reward,
+                report.trained_tokens / max(1, report.turns),
                 report.loss, report.grad_norm, report.logprob_diff, report.logprob_diff_max,
                 waited, took, outcome,
             )  # fmt: skip
@@ -257,15 +254,13 @@ class Trainer:
             self.journal.publish("trainer", "", info, time.time())
 
 
-def _left_out(
-    data: d.RolloutData, samples: Sequence[Sample], reports: Sequence[StepReport]
-) -> dict[str, list[str]]:
+def _left_out(samples: Sequence[Sample], reports: Sequence[StepReport]) -> dict[str, list[str]]:
     """Turns that no step learnt, by reason: `step_skipped`, or `masked` (no unmasked token)."""
-    named = {turn["turn_id"] for turns in data["turns"] for turn in turns or ()}
+    ids = set(turn_ids(samples))
     tried = {turn for report in reports for turn in report.turn_ids}
     taken = [report for report in reports if report.skipped is None]
-    skipped = tried - {turn for report in taken for turn in report.turn_ids}
-    if not taken:  # nor was anything that a conversion hook left without turns
-        skipped |= set(turn_ids(samples)) - named
-    found = {"masked": sorted(named - tried), "step_skipped": sorted(skipped)}
-    return {reason: ids for reason, ids in found.items() if ids}
+    learnt = {turn for report in taken for turn in report.turn_ids}
+    if "" in tried:  # the conversion hook named no turns: the steps say nothing of single ones
+        tried, learnt = ids, ids if taken else set()
+    found = {"masked": sorted(ids - tried), "step_skipped": sorted(tried - learnt)}
+    return {reason: turns for reason, turns in found.items() if turns}

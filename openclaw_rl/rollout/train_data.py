@@ -1,16 +1,68 @@
 """From samples to slime's train data, in plain lists: what every host's conversion begins with.
 
-Guarantees: lengths are checked, nothing is padded or cut; samples of one rollout share its
-denominator, as in slime's own conversion.
+Guarantees: lengths are checked, nothing is padded or cut; a turn weighs what it would weigh as a
+sample of its own, however turns are merged; samples without turns share the denominator of their
+rollout, as in slime's own conversion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from openclaw_rl.errors import HookError
 from openclaw_rl.hooks import Sample
+
+
+class TurnRange(NamedTuple):
+    """Response tokens `[start, end)` of a sample that share a reward, a mean and a temperature.
+
+    `tokens` is the denominator of the mean: the turn's unmasked tokens, or those of the rollout
+    where a sample names no turns; `share` is then its part of the rollout, else 1.
+    """
+
+    sample: int
+    start: int
+    end: int
+    tokens: float
+    reward: float = 0.0
+    share: float = 1.0
+    temperature: float = 1.0
+    turn_id: str = ""
+
+
+def turn_ranges(data: Mapping[str, Any], temperature: float = 1.0) -> list[TurnRange]:
+    """What is trained of train data: each turn with an unmasked token, in order.
+
+    A sample without turns is one, with its own reward. `temperature` is that of turns that name
+    none. Raises `HookError` for a turn outside of its response.
+    """
+    found = []
+    of_sample = data.get("turns") or [None] * len(data["loss_masks"])
+    for i, (mask, named) in enumerate(zip(data["loss_masks"], of_sample, strict=True)):
+        whole = {"start": 0, "end": len(mask), "reward": data["rewards"][i]}
+        for turn in [whole] if named is None else named:
+            start, end = turn["start"], turn["end"]
+            if not 0 <= start <= end <= len(mask):
+                raise HookError(
+                    f"a turn at [{start}, {end}) is outside a response of {len(mask)} tokens"
+                )
+            if own := sum(mask[start:end]):
+                tokens = data["rollout_mask_sums"][i] if named is None else own
+                at = turn.get("temperature")
+                found.append(
+                    TurnRange(
+                        sample=i,
+                        start=start,
+                        end=end,
+                        tokens=tokens,
+                        reward=float(turn["reward"] or 0.0),
+                        share=own / tokens,
+                        temperature=temperature if at is None else at,
+                        turn_id=turn.get("turn_id", ""),
+                    )
+                )
+    return found
 
 
 def flatten(samples: Sequence[Any]) -> list[Sample]:

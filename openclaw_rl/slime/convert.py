@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
-from openclaw_rl.rollout.train_data import convert, flatten
+from openclaw_rl.rollout.train_data import convert, flatten, turn_ranges
 from openclaw_rl.slime.samples import is_filler
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
     Reads `reward_key`, `calculate_per_token_loss`, `global_batch_size`. Samples without
     `metadata["turns"]` are trained as slime would. Raises `HookError` where lengths do not line up.
     """
+    import torch
+
     flat = flatten(samples)
     data = convert(args, flat)
+    turns = turn_ranges(data)
     for key in ("turns", "teacher_log_probs", "topk"):
         data.pop(key, None)
     if any(math.isnan(value) for values in data.get("rollout_log_probs", ()) for value in values):
@@ -57,44 +60,38 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
     scales: list[float | None] = [None] * len(flat)
     if getattr(args, "calculate_per_token_loss", False):
         scales = list(_token_scales(flat, data, getattr(args, "global_batch_size", None)))
+    rewards = [torch.zeros(sample.response_length) for sample in flat]
+    weights = [torch.zeros(sample.response_length) for sample in flat]
+    for turn in turns:
+        i, here = turn.sample, slice(turn.start, turn.end)
+        scale = scales[i]
+        rewards[i][here] = turn.reward
+        weights[i][here] = data["rollout_mask_sums"][i] / turn.tokens if scale is None else scale
     with_teacher = any(sample.teacher_log_probs is not None for sample in flat)
     widths = [sample.metadata["topk"].width for sample in flat if sample.metadata.get("topk")]
     data["source_names"] = [
-        _signals(sample, data, i, scales[i], with_teacher, max(widths, default=0))
-        for i, sample in enumerate(flat)
+        SampleSignals(own, _signals(sample, own_weights, with_teacher, max(widths, default=0)))
+        for sample, own, own_weights in zip(flat, rewards, weights, strict=True)
     ]
     return data
 
 
-def _signals(
-    sample: Sample, data: dict[str, Any], i: int, scale: float | None, teacher: bool, top_k: int
-) -> SampleSignals:
-    """`scale` weighs each token where the loss is one per token; None: it is one per rollout."""
+def _signals(sample: Sample, weights: Tensor, with_teacher: bool, top_k: int) -> TokenSignals:
     import torch
 
     from openclaw_rl.losses.signals import TokenSignals
 
-    mask, length, topk = data["loss_masks"][i], sample.response_length, sample.metadata.get("topk")
-    whole = {"start": 0, "end": length, "reward": data["rewards"][i]}
-    turns = sample.metadata.get("turns")
-    rewards, weights = torch.zeros(length), torch.zeros(length)
-    for turn in [whole] if turns is None else turns:
-        start, end = int(turn["start"]), int(turn["end"])
-        if not 0 <= start <= end <= length:
-            raise HookError(f"a turn at [{start}, {end}) is outside a response of {length} tokens")
-        if own := sum(mask[start:end]):
-            rewards[start:end] = float(turn["reward"] or 0.0)
-            # Without turns a sample has slime's own weight in its rollout.
-            share = 1.0 if turns is None else max(data["rollout_mask_sums"][i], 1) / own
-            weights[start:end] = share if scale is None else scale
-    values = torch.tensor(sample.teacher_log_probs or [math.nan] * length) if teacher else None
+    length, topk = sample.response_length, sample.metadata.get("topk")
+    teacher = (
+        torch.tensor(sample.teacher_log_probs or [math.nan] * length) if with_teacher else None
+    )
     if not top_k:
-        return SampleSignals(rewards, TokenSignals(weights, values))
+        return TokenSignals(weights, teacher)
     ids, log_probs = torch.full((length, top_k), -1), torch.full((length, top_k), math.nan)
     if topk is not None:
         ids[:, : topk.width] = torch.tensor(topk.ids, dtype=torch.long)
         log_probs[:, : topk.width] = torch.tensor(topk.log_probs)
-    return SampleSignals(rewards, TokenSignals(weights, values, ids, log_probs))
+    return TokenSignals(weights, teacher, ids, log_probs)
 
 
 def _token_scales(

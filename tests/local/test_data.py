@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 from openclaw_rl.errors import HookError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.local import data as d
-from openclaw_rl.rollout.train_data import convert
+from openclaw_rl.rollout.train_data import TurnRange, convert, turn_ranges
 from tests.local.tiny import conversation
 
 ARGS = Namespace()
 
 
-def data_of(*samples: Sample) -> d.RolloutData:
-    data = d.to_tensors(convert(ARGS, list(samples)))
-    d.default_advantages(data)
-    return data
+def data_of(*samples: Sample) -> tuple[d.RolloutData, list[TurnRange]]:
+    given = convert(ARGS, list(samples))
+    data, turns = d.to_tensors(given), turn_ranges(given)
+    d.default_advantages(data, turns)
+    return data, turns
 
 
 def test_each_turn_has_its_own_reward_on_its_own_tokens():
     merged, single = conversation(2, 4)
-    data = data_of(merged)
+    data, _ = data_of(merged)
     for turn, alone in zip(merged.metadata["turns"], single, strict=True):
         values = data["advantages"][0][turn["start"] : turn["end"]]
         assert values.tolist() == [alone.reward] * alone.response_length
@@ -35,19 +36,18 @@ def test_each_turn_has_its_own_reward_on_its_own_tokens():
     assert data["advantages"][0][between].abs().sum() == 0
 
 
-@given(st.integers(0, 200), st.integers(1, 5), st.integers(1, 12))
-def test_every_trained_token_is_in_exactly_one_unit(seed, turns, piece):
+@given(st.integers(0, 200), st.integers(1, 5), st.integers(2, 13))
+def test_every_trained_token_is_in_exactly_one_piece(seed, turns, rows):
     merged, _ = conversation(seed, turns)
-    data = data_of(merged)
-    units, count = d.units_of(data, [0], piece)
-    assert count == turns
+    data, ranges = data_of(merged)
+    assert len(ranges) == sum(turn.share for turn in ranges) == turns
+    pieces = [piece for group in d.loss_groups(ranges, rows) for piece in group]
     covered = torch.zeros(merged.response_length)
-    for u in units:
-        assert u.end - u.start <= piece
-        covered[u.start : u.end] += 1
+    for piece in pieces:
+        covered[piece.start : piece.end] += 1
     assert covered.tolist() == merged.loss_mask
-    weights = d.reducer(units, [data["loss_masks"][0][u.start : u.end] for u in units])
-    assert float(weights(torch.ones(int(covered.sum())))) == pytest.approx(turns)
+    reduce = d.reducer(pieces, d.loss_batch(data, pieces)["loss_masks"])
+    assert float(reduce(torch.ones(int(covered.sum())))) == pytest.approx(turns)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 100))
@@ -58,19 +58,19 @@ def test_micro_batches_keep_to_the_budget_and_lose_nothing(lengths, budget):
         assert len(group) == 1 or max(lengths[i] for i in group) * len(group) <= budget
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=10), st.integers(1, 20))
-def test_loss_groups_are_consecutive_and_bounded(sizes, rows):
-    units = [d.Unit(0, 0, n, 1.0) for n in sizes]
-    groups = list(d.loss_groups(units, rows))
-    assert [u for g in groups for u in g] == units
-    assert all(len(g) == 1 or sum(u.rows for u in g) <= rows for g in groups)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=10), st.integers(2, 20))
+def test_calls_of_a_loss_are_bounded_and_of_one_temperature(sizes, rows):
+    turns = [TurnRange(i, 0, n, n, temperature=1 + i % 2) for i, n in enumerate(sizes)]
+    groups = list(d.loss_groups(turns, rows))
+    assert sum(piece.end - piece.start for group in groups for piece in group) == sum(sizes)
+    for group in groups:
+        assert sum(piece.end - piece.start + 1 for piece in group) <= rows
+        assert len({piece.temperature for piece in group}) == 1
 
 
 def test_a_loss_batch_keeps_one_token_before_each_unit():
     merged, single = conversation(4, 3)
-    data = data_of(merged)
-    units, _ = d.units_of(data, [0], 10_000)
-    batch = d.loss_batch(data, units)
+    batch = d.loss_batch(*data_of(merged))
     for k, alone in enumerate(single):
         n = alone.response_length
         assert batch["unconcat_tokens"][k].tolist() == alone.tokens[-n - 1 :]
@@ -81,18 +81,18 @@ def test_a_loss_batch_keeps_one_token_before_each_unit():
 
 def test_a_loss_batch_carries_the_candidates_of_each_turn_as_signals():
     merged, single = conversation(5, 3, top_k=2)
-    data = data_of(merged)
+    data, turns = data_of(merged)
     taught = [s for s in single if s.metadata["turns"][0]["has_teacher"]]
     assert taught
-    units, _ = d.units_of(data, [0], 3)
-    batch = d.loss_batch(data, units)
+    pieces = [piece for group in d.loss_groups(turns, 4) for piece in group]
+    batch = d.loss_batch(data, pieces)
     ids = torch.cat([signals.topk_ids for signals in batch["values"]])
     values = torch.cat([signals.topk_log_probs for signals in batch["values"]])
     assert ids.tolist() == [row for s in single for row in s.metadata["topk"].ids]
     wanted = [row for s in single for row in s.metadata["topk"].log_probs]
     torch.testing.assert_close(values, torch.tensor(wanted), equal_nan=True)
-    for unit, signals in zip(units, batch["values"], strict=True):
-        assert signals.weights.tolist() == [1.0] * (unit.end - unit.start)
+    for piece, signals in zip(pieces, batch["values"], strict=True):
+        assert signals.weights.tolist() == [1.0] * (piece.end - piece.start)
     teacher = torch.cat([signals.teacher_log_probs for signals in batch["values"]])
     assert int(teacher.isfinite().sum()) == sum(s.response_length for s in taught)
 
@@ -100,24 +100,22 @@ def test_a_loss_batch_carries_the_candidates_of_each_turn_as_signals():
 def test_samples_with_and_without_candidates_go_together():
     _, (one,) = conversation(1, 1, top_k=2)
     _, (other,) = conversation(2, 1)
-    data = data_of(one, other)
-    units, _ = d.units_of(data, [0, 1], 99)
-    first, second = d.loss_batch(data, units)["values"]
+    first, second = d.loss_batch(*data_of(one, other))["values"]
     assert first.topk_ids.shape == (one.response_length, 2)
     assert second.topk_ids is None
-    assert "values" not in d.loss_batch(data_of(other), d.units_of(data_of(other), [0], 99)[0])
+    assert "values" not in d.loss_batch(*data_of(other))
 
 
 def test_candidates_that_do_not_line_up_are_refused():
     _, (sample,) = conversation(1, 1, top_k=2)
     sample.metadata["topk"].ids.append([1, 2])
-    with pytest.raises(HookError, match="candidates of a sample do not line up"):
+    with pytest.raises(HookError, match="per-token values"):
         data_of(sample)
 
 
 def test_a_masked_nan_stays_out_of_the_sum():
-    units = [d.Unit(0, 0, 2, 1.0)]
-    total = d.reducer(units, [torch.tensor([1.0, 0.0])])(torch.tensor([3.0, math.nan]))
+    turns = [TurnRange(0, 0, 2, 1)]
+    total = d.reducer(turns, [torch.tensor([1.0, 0.0])])(torch.tensor([3.0, math.nan]))
     assert total.item() == 3.0
 
 
@@ -155,7 +153,7 @@ def test_turns_outside_the_response_are_refused():
     merged, _ = conversation(1, 2)
     merged.metadata["turns"][-1]["end"] += 1
     with pytest.raises(HookError, match="outside"):
-        d.units_of(data_of(merged), [0], 99)
+        data_of(merged)
 
 
 def test_reward_key_names_the_score_of_a_dict():

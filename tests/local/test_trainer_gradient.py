@@ -15,11 +15,10 @@ from peft import get_peft_model_state_dict
 from openclaw_rl.config import Config, RolloutConfig, TrainConfig, hook_args
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.journal import Journal
-from openclaw_rl.local import data as d
 from openclaw_rl.local.forward import PolicyForward, mix_precision
-from openclaw_rl.local.learner import Learner, StepReport
+from openclaw_rl.local.learner import Learner
 from openclaw_rl.rollout import generate_rollout
-from openclaw_rl.rollout.train_data import convert, flatten
+from openclaw_rl.rollout.train_data import convert, flatten, turn_ranges
 from tests.journal.build import judged, record
 from tests.local.tiny import conversation, peft_model, train_args
 from tests.losses.naive import naive_loss
@@ -37,16 +36,17 @@ def model():
 
 
 def gradient(model: Any, samples: list[Any], **changes: Any):
-    """The gradient that one step would apply (no step is taken: the limit is 0)."""
-    args = train_args(**({"clip_grad": float("inf")} | changes))
+    """The gradient that one step would apply (no step is taken)."""
+    unlimited = {"clip_grad": 0.0, "max_grad_norm_skip": 0.0, "max_logprob_diff": 0.0}
+    args = train_args(**(unlimited | changes))
     learner = Learner(args, model)
     caught: list[torch.Tensor] = []
 
-    def update(report: Any) -> None:
-        caught.extend(p.grad.clone().flatten() for p in learner.parameters if p.grad is not None)
+    def step() -> None:
+        caught.extend(p.grad.clone().flatten() for p in learner.parameters)
 
-    learner._update = update  # type: ignore[method-assign]
-    reports = learner.learn(d.to_tensors(convert(args, samples)))
+    learner.optimizer.step = step  # type: ignore[method-assign]
+    reports = learner.learn(convert(args, samples))
     return (torch.cat(caught) if caught else None), reports[0]
 
 
@@ -150,18 +150,6 @@ def test_checkpointing_changes_memory_not_the_gradient():
     torch.testing.assert_close(recomputed, plain, rtol=0, atol=1e-6)
 
 
-def test_a_difference_to_the_engine_that_is_no_number_is_beyond_the_limit(model):
-    learner = Learner(train_args(), model)
-    before = [p.detach().clone() for p in learner.parameters]
-    for p in learner.parameters:
-        p.grad = torch.full_like(p, 0.1)
-    report = StepReport([], 1, logprob_diff=float("nan"))
-    learner._update(report)
-    learner.optimizer.zero_grad(set_to_none=True)
-    assert report.skipped == "logprob_diff"
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
-
-
 def test_several_steps_train_on_the_old_policys_log_probs(model):
     """With two steps a rollout the second one sees the weights of the rollout's start as old."""
     _, many = conversation(4, 4)
@@ -178,7 +166,7 @@ def test_several_steps_train_on_the_old_policys_log_probs(model):
         return loss, metrics
 
     learner.loss_hook = spy
-    reports = learner.learn(d.to_tensors(convert(args, many)))
+    reports = learner.learn(convert(args, many))
     assert [r.turn_ids for r in reports] == [["t4.0", "t4.1"], ["t4.2", "t4.3"]]
     assert seen[0] == pytest.approx(0, abs=1e-6)
     assert seen[-1] > 1e-4
@@ -199,19 +187,21 @@ def test_merging_does_not_change_which_turns_share_a_step(tmp_path):
             tokens = prompt + output
         samples = flatten(generate_rollout(args, 0, None).samples)
     assert len(samples) == 2, "one segment a step"
-    reports = Learner(args, peft_model()).learn(d.to_tensors(convert(args, samples)))
+    reports = Learner(args, peft_model()).learn(convert(args, samples))
     assert [report.turns for report in reports] == [2, 2]
 
 
-def test_zero_turns_a_limit_off(model):
-    learner = Learner(train_args(max_grad_norm_skip=0.0, max_logprob_diff=0.0, lr=0.0), model)
-    for p in learner.parameters:
-        p.grad = torch.full_like(p, 1e3)
-    report = StepReport([], 1, logprob_diff=50.0)
-    learner._update(report)
-    learner.optimizer.zero_grad(set_to_none=True)
-    assert report.skipped is None
-    assert report.grad_norm > 100
+def test_a_limit_skips_the_step_and_zero_turns_it_off(model):
+    one, many = conversation(3, 3)
+    assert gradient(model, [one])[1].skipped is None
+    for limit, reason in (
+        ("max_grad_norm_skip", "grad_norm"),
+        ("max_logprob_diff", "logprob_diff"),
+    ):
+        got, report = gradient(model, [one], **{limit: 1e-9})
+        assert (got, report.skipped) == (None, reason)
+    many[0].rollout_log_probs[0] = -float("inf")
+    assert gradient(model, many, max_logprob_diff=1e9)[1].skipped == "logprob_diff"
 
 
 def test_advantage_hook_gets_the_rollout_and_decides(model, tmp_path):
@@ -227,8 +217,8 @@ def test_advantage_hook_gets_the_rollout_and_decides(model, tmp_path):
     )
     one, _ = conversation(3, 3, teacher=False)
     loss = {"custom_loss_function_path": "openclaw_rl.losses.grpo_loss"}
-    got, _ = gradient(model, [one], custom_advantage_function_path=str(hook), **loss)
-    assert got.abs().max() == 0
+    _, report = gradient(model, [one], custom_advantage_function_path=str(hook), **loss)
+    assert (report.skipped, report.loss) == ("no_gradient", 0)
     bad = tmp_path / "bad.py"
     bad.write_text("def advantages(args, data):\n    data['advantages'] = []\n")
     with pytest.raises(HookError, match="one value a response token"):
@@ -264,17 +254,15 @@ def test_loss_hook_sees_slimes_contract(model, tmp_path):
     assert report.loss == pytest.approx(1.0)  # the mean over turns of the mean over tokens of 1
 
 
-def test_without_turns_a_sample_is_a_unit_of_its_rollout(model):
+def test_without_turns_a_sample_is_a_part_of_its_rollout():
     """What a conversion hook without `turns` gets: slime's denominators."""
     _, many = conversation(6, 3)
     for sample in many:
         sample.metadata = {}
         sample.rollout_id = 0  # siblings share one denominator
-    args = train_args()
-    data = d.to_tensors(convert(args, many))
-    units, count = d.units_of(data, [0, 1, 2], 10_000)
-    assert count == 1
-    assert {u.denominator for u in units} == {float(sum(s.response_length for s in many))}
+    turns = turn_ranges(convert(train_args(), many))
+    assert sum(turn.share for turn in turns) == pytest.approx(1)
+    assert {turn.tokens for turn in turns} == {sum(s.response_length for s in many)}
 
 
 def test_padding_on_the_right_leaves_real_tokens_alone(model):
@@ -287,7 +275,6 @@ def test_padding_on_the_right_leaves_real_tokens_alone(model):
 
 def test_a_model_with_unknown_last_steps_is_refused(model):
     forward = PolicyForward(model)
-    forward.check()
     forward.scale = 2.0
     with pytest.raises(ConfigError, match="cannot be trained"):
         forward.check()

@@ -268,7 +268,6 @@ async def test_replayed_praise_makes_a_reply_likelier_and_blame_less(
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from openclaw_rl.local.data import to_tensors
     from openclaw_rl.local.learner import Learner
     from openclaw_rl.rollout.train_data import convert
     from tests.fakes.model import tiny_model
@@ -299,7 +298,7 @@ async def test_replayed_praise_makes_a_reply_likelier_and_blame_less(
 
     before = [log_prob(sample) for sample in samples]
     for _ in range(3):
-        (report,) = learner.learn(to_tensors(convert(learner.args, samples)))
+        (report,) = learner.learn(convert(learner.args, samples))
         # No engine sampled these tokens, so there is no difference to an engine to stop at.
         assert (report.skipped, report.compared_tokens, report.logprob_diff) == (None, 0, 0.0)
         assert math.isfinite(report.loss)
