@@ -18,31 +18,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
 import aiohttp
 
-from openclaw_rl.engine.api import (
-    NO_REASON,
-    RETRIED_STATUS,
-    EngineAPI,
-    Lost,
-    Reader,
-    models_of,
-    reason_of,
-)
 from openclaw_rl.engine.sglang import SGLang
-from openclaw_rl.engine.transport import Exchange, Transport
+from openclaw_rl.engine.transport import NO_REASON, RETRIED_STATUS, Lost, Transport, reason_of
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, join
-from openclaw_rl.engine.vllm import VLLM
-from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+from openclaw_rl.engine.vllm import VLLM, models_of
+from openclaw_rl.errors import ContextOverflow, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
+EngineAPI = SGLang | VLLM
 KINDS: Mapping[str, type[SGLang] | type[VLLM]] = {"sglang": SGLang, "vllm": VLLM}
 """By the names that settings use."""
 
@@ -73,24 +65,12 @@ def open_engine(
     return EngineClient(engine_api(kind), url, http, **options)
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One `generate` under way. `engine_rid` names its present request at the engine."""
-
-    rid: str
-    engine_rid: str
-    tries: int = 0
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
-    exchange: Exchange | None = None
-    adapter: Adapter | None = None
-
-
 class _Patience:
     """How long to go on without progress. Pauses grow; progress makes it fresh again, and time
     counts from the first pause after it."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, on_wait: OnWait | None = None) -> None:
+        self._seconds, self._on_wait = seconds, on_wait
         self.progress()
 
     def progress(self) -> None:
@@ -98,8 +78,8 @@ class _Patience:
         self._pause = 0.0
         self._faults = 0
 
-    def pause(self, lost: Lost) -> float:
-        """Seconds to wait before the next try (0 for the first). Raises EngineUnavailable."""
+    async def wait(self, lost: Lost) -> None:
+        """Until the next try (the first comes at once). Raises EngineUnavailable."""
         now = asyncio.get_running_loop().time()
         self._faults += lost.faulty
         if self._faults >= _FAULTS:
@@ -109,18 +89,23 @@ class _Patience:
         left = self._since + self._seconds - now
         if left <= 0:
             raise EngineUnavailable(f"{lost}; gave up after {self._seconds:g} s")
-        pause, self._pause = self._pause, min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
-        return min(pause, left)
+        seconds = min(self._pause, left)
+        self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
+        what = str(lost).partition(":")[0]  # the engine's own words may quote the request
+        log.info("%s; going on in %.2f s", what, seconds)
+        if self._on_wait is not None:
+            self._on_wait(str(lost))
+        await asyncio.sleep(seconds)
 
 
 class EngineClient:
-    """An `Engine`: see there for its methods. `api` says how the engine is spoken to. One instance
-    serves any number of streams of one event loop.
+    """An `Engine`: see there for `generate` and `score`. One instance serves any number of streams
+    of one event loop.
 
-    `api`, `url`, `adapter` and `key` may be functions, asked before every try: `url` gives None for
-    "not there yet", `adapter` the weights to ask for (None: the model as the engine has it), `key`
-    the engine's key, where it published one (None: what `http` sends).
-    `http` pools the connections (`transport.connections`).
+    `api` says how the engine is spoken to. `api`, `url`, `adapter` and `key` may be functions,
+    asked before every try: `url` gives None for "not there yet", `adapter` the weights to ask for
+    (None: the model as the engine has it), `key` the engine's key, where it published one (None:
+    what `http` sends). `http` pools the connections (`transport.connections`).
     `silence_seconds`: after so long without a byte the engine is asked for a sign of life.
     Tokens that came in one piece are one delta, so that a reader that is behind catches up.
     """
@@ -140,8 +125,9 @@ class EngineClient:
         self._adapter = adapter
         self._transport = Transport(url, http, silence_seconds, key)
         self._wait_seconds = wait_seconds
-        self._calls: dict[str, _Call] = {}
-        self._aborts: set[asyncio.Task[bool]] = set()
+        self._used = Counter[str]()
+        """Streams under way by the adapter asked for, "" without one."""
+        self._aborts: set[asyncio.Task[object]] = set()
 
     @property
     def _api(self) -> EngineAPI:
@@ -155,7 +141,7 @@ class EngineClient:
     @property
     def in_use(self) -> frozenset[str]:
         """Names of the adapters that streams under way were asked from."""
-        return frozenset(call.adapter.name for call in self._calls.values() if call.adapter)
+        return frozenset(+self._used) - {""}
 
     async def generate(
         self,
@@ -171,51 +157,53 @@ class EngineClient:
         budget = sampling.get("max_new_tokens")
         if not isinstance(budget, int) or budget < 1:
             raise EngineRefused(400, "max_new_tokens must be a whole number of at least 1")
-        if rid in self._calls:
-            raise EngineError("a request with this rid is under way already")
-        call = self._calls[rid] = _Call(rid, rid)
-        patience = _Patience(self._wait_seconds)
+        patience = _Patience(self._wait_seconds, on_wait)
         got: list[int] = []
-        version = ""
-        try:
-            while not call.aborted.is_set() and len(got) < budget:
-                lost = Lost("the engine aborted the request")
-                attempt = self._attempt(
-                    call,
-                    [*ids, *got],
-                    _rest_of(sampling, budget, len(got)),
-                    routing_key,
-                    top_logprobs,
-                    interval,
-                )
-                try:
-                    async with aclosing(attempt) as deltas:
-                        async for delta in deltas:
-                            got += delta.ids
-                            if delta.ids:
-                                patience.progress()
-                            version = delta.version or version
+        tries = 0
+        while len(got) < budget:
+            api, adapter = self._api, self._adapter()
+            name = adapter.name if adapter is not None else ""
+            engine_rid = f"{rid}-{tries}" if tries else rid
+            top = min(top_logprobs, api.abilities.top_logprobs)  # fewer, rather than a refusal
+            rest = _rest_of(sampling, budget, len(got))
+            body, read = api.generation([*ids, *got], rest, engine_rid, adapter, top, interval)
+            sending = self._transport.exchange(api.path, body, len(ids) + len(got), routing_key)
+            lost = Lost("the engine ended the stream without a finish reason")
+            tries += 1
+            self._used[name] += 1
+            try:
+                async with sending as exchange:
+                    while not exchange.finished and (payloads := await exchange.receive()):
+                        for delta in _joined(map(read, payloads)):
                             finish = delta.finish
-                            if finish is None or finish.type == "abort":
-                                finish = Finish("abort") if call.aborted.is_set() else None
+                            exchange.finished = exchange.finished or finish is not None
+                            if finish is not None and finish.type == "abort":
+                                lost = Lost("the engine aborted the request")
+                                finish, delta = None, replace(delta, finish=None)
+                            if delta.ids:
+                                got += delta.ids
+                                patience.progress()
                             if delta.ids or finish is not None:
-                                yield replace(delta, finish=finish)
+                                yield delta
                             if finish is not None:
                                 return
-                except Lost as error:
-                    lost = error
-                except ContextOverflow:
-                    if not got:
-                        raise
-                    budget = len(got)  # the reply has grown to the end of the context
-                    continue
-                if not call.aborted.is_set():
-                    if got and any(sampling.get(name) for name in _GRAMMARS):
-                        raise EngineUnavailable(f"{lost}; a reply under a grammar is not resumed")
-                    await self._wait(call, patience.pause(lost), lost, on_wait)
-            yield Delta([], [], version, Finish("length" if len(got) >= budget else "abort"))
-        finally:
-            del self._calls[rid]
+            except Lost as error:
+                lost = error
+            except ContextOverflow:
+                if not got:
+                    raise
+                break  # the reply has grown to the end of the context
+            except (GeneratorExit, asyncio.CancelledError):
+                if not exchange.finished:
+                    self._spawn_abort(engine_rid)
+                raise
+            finally:
+                self._used[name] -= 1
+            if len(got) < budget:
+                if got and any(sampling.get(grammar) for grammar in _GRAMMARS):
+                    raise EngineUnavailable(f"{lost}; a reply under a grammar is not resumed")
+                await patience.wait(lost)
+        yield Delta([], [], "", Finish("length"))
 
     async def score(self, ids: Sequence[int], start: int, top: int = 0) -> Scores:
         if start < 1 or start > len(ids):
@@ -233,16 +221,7 @@ class EngineClient:
                     return scores
             except Lost as error:
                 lost = error
-            await asyncio.sleep(patience.pause(lost))
-
-    async def abort(self, rid: str) -> None:
-        call = self._calls.get(rid)
-        if call is None:
-            await self._abort_at_engine(rid)
-            return
-        call.aborted.set()
-        if not await self._abort_at_engine(call.engine_rid) and call.exchange is not None:
-            call.exchange.close()  # nobody there to end the stream for us
+            await patience.wait(lost)
 
     async def health(self) -> bool:
         """True if `/health` answers 200 within five seconds."""
@@ -250,6 +229,8 @@ class EngineClient:
         return answer is not None and answer[0] == 200
 
     async def model_info(self) -> dict[str, Any]:
+        """What the engine says of its model: `model_path`, `context_length` where it tells. Raises
+        EngineUnavailable, and EngineError for an answer that says nothing of it."""
         return self._api.info(await self._transport.fetch(*self._api.info_paths))
 
     async def models(self) -> list[dict[str, Any]]:
@@ -257,9 +238,12 @@ class EngineClient:
         return models_of(await self._transport.fetch("/v1/models"))
 
     async def adapters(self) -> frozenset[str]:
+        """Names of the adapters that the engine holds. Raises EngineUnavailable."""
         return frozenset(str(one["id"]) for one in await self.models() if one.get("parent"))
 
     async def load_adapter(self, name: str, path: str) -> None:
+        """Let the engine load a PEFT folder, at the path where it sees it, under a new name.
+        Requests under way go on. Raises EngineUnavailable or EngineRefused."""
         await self._order(self._api.load_path, {"lora_name": name, "lora_path": path})
 
     async def unload_adapter(self, name: str) -> None:
@@ -271,65 +255,14 @@ class EngineClient:
         if self._aborts:
             await asyncio.wait(self._aborts)
 
-    async def _attempt(
-        self,
-        call: _Call,
-        ids: list[int],
-        sampling: dict[str, Any],
-        routing_key: str | None,
-        top: int,
-        interval: int | None,
-    ) -> AsyncGenerator[Delta, None]:
-        """One request up to its finish; Lost if there was none. Aborted at the engine where its
-        reader leaves it before."""
-        api = self._api
-        call.adapter = self._adapter()
-        call.engine_rid = f"{call.rid}-{call.tries}" if call.tries else call.rid
-        call.tries += 1
-        top = min(top, api.abilities.top_logprobs)  # fewer, rather than a refusal
-        body, reader = api.generation(ids, sampling, call.engine_rid, call.adapter, top, interval)
-        try:
-            async with self._transport.exchange(api.path, body, len(ids), routing_key) as exchange:
-                call.exchange = exchange
-                while payloads := await exchange.receive():
-                    for delta in _read(reader, payloads):
-                        exchange.finished = exchange.finished or delta.finish is not None
-                        yield delta
-                        if delta.finish is not None:
-                            return
-        except EngineUnavailable as error:
-            raise Lost(str(error), faulty=True) from None
-        except (GeneratorExit, asyncio.CancelledError):
-            if call.exchange is None or not call.exchange.finished:
-                self._spawn_abort(call.engine_rid)
-            raise
-        finally:
-            call.exchange = None
-        raise Lost("the engine ended the stream without a finish reason")
-
-    async def _wait(self, call: _Call, seconds: float, lost: Lost, on_wait: OnWait | None) -> None:
-        """Before the next try; an abort of ours ends it."""
-        what = str(lost).partition(":")[0]  # the engine's own words may quote the request
-        log.info("%s; going on in %.2f s", what, seconds)
-        if on_wait is not None:
-            on_wait(str(lost))
-        if seconds:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await call.aborted.wait()
-
-    async def _abort_at_engine(self, engine_rid: str) -> bool:
-        """Whether the engine took it. One without an id to abort by sees the connection close."""
-        if not self.abilities.abort_by_id:
-            return False
-        answer = await self._transport.ask("POST", "/abort_request", {"rid": engine_rid})
-        return answer is not None and answer[0] < 400
-
     def _spawn_abort(self, engine_rid: str) -> None:
-        """Not awaited by a reader that is being cancelled."""
-        task = asyncio.ensure_future(self._abort_at_engine(engine_rid))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
+        """Not awaited by a reader that is being cancelled. An engine without an id to abort by
+        sees the connection close."""
+        if self.abilities.abort_by_id:
+            asking = self._transport.ask("POST", "/abort_request", {"rid": engine_rid})
+            task: asyncio.Task[object] = asyncio.create_task(asking)
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
 
     async def _order(self, path: str, body: dict[str, Any]) -> None:
         answer = await self._transport.ask("POST", path, body, _LOAD_SECONDS)
@@ -352,15 +285,14 @@ def _rest_of(sampling: Mapping[str, Any], budget: int, got: int) -> dict[str, An
     return params
 
 
-def _read(reader: Reader, payloads: Sequence[bytes]) -> list[Delta]:
-    """What these events bring, up to the finish; joined where that loses nothing."""
-    deltas: list[Delta] = []
-    for payload in payloads:
-        delta = reader.read(payload)
-        if deltas and (joined := join(deltas[-1], delta)) is not None:
-            deltas[-1] = joined
+def _joined(deltas: Iterator[Delta]) -> list[Delta]:
+    """The deltas up to the finish; those that follow each other are one where nothing is lost."""
+    result: list[Delta] = []
+    for delta in deltas:
+        if result and (joined := join(result[-1], delta)) is not None:
+            result[-1] = joined
         else:
-            deltas.append(delta)
+            result.append(delta)
         if delta.finish is not None:
             break
-    return deltas
+    return result

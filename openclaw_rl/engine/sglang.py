@@ -6,34 +6,41 @@ A stream repeats the whole reply with every event (SGLang's default) or brings o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from openclaw_rl.engine.api import (
-    Reader,
-    are_ids,
-    checked_ids,
+from openclaw_rl.engine.transport import NO_REASON, Lost, read_event, refusal
+from openclaw_rl.engine.types import (
+    Abilities,
+    Adapter,
+    Delta,
+    Finish,
+    Scores,
+    candidates,
     finish_of,
-    is_log_prob,
-    read_event,
-    refusal,
+    log_probs,
+    token_ids,
 )
-from openclaw_rl.engine.types import Abilities, Adapter, Candidates, Delta, Finish, Scores
-from openclaw_rl.errors import EngineError, EngineUnavailable
+from openclaw_rl.errors import EngineError
 
 _LARGE_PIECE = 256
 """Tokens of an event where nobody reads along: what a lost connection may cost."""
 
 
 class SGLang:
-    """See `EngineAPI`. The version of a token is the adapter's that was asked for; without one,
-    what the engine says."""
+    """What this kind of engine is asked, and what its answers mean; `client.py` does the rest.
+    Paths are those below the engine's address, `sampling` has SGLang's names.
+
+    The version of a token is the adapter's that was asked for; without one, what the engine says.
+    """
 
     abilities = Abilities(top_logprobs=256, abort_by_id=True, any_temperature=True)
     path = "/generate"
+    """Where texts are generated and scored."""
     info_paths: tuple[str, ...] = ("/model_info", "/get_model_info")
+    """Where the model is told, newest first."""
     load_path, unload_path = "/load_lora_adapter", "/unload_lora_adapter"
 
     def __init__(self, abilities: Abilities = abilities) -> None:
@@ -47,16 +54,21 @@ class SGLang:
         adapter: Adapter | None,
         top: int,
         interval: int | None = 1,
-    ) -> tuple[dict[str, Any], Reader]:
+    ) -> tuple[dict[str, Any], Callable[[bytes], Delta]]:
+        """The request for a reply, and what reads its events, in order. `interval`: tokens of an
+        event after the first, None for few large events, as far as the engine lets one choose.
+        Raises EngineRefused for parameters that the engine lacks; the reading raises EngineError or
+        Lost."""
         body = _body(ids, adapter, top)
         body |= {"rid": rid, "stream": True, "sampling_params": dict(sampling)}
         if interval != 1:
             body["sampling_params"]["stream_interval"] = interval or _LARGE_PIECE
-        return body, _Reader(len(ids), top > 0, adapter)
+        return body, _Reader(len(ids), top > 0, adapter).read
 
     def scoring(
         self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None
     ) -> dict[str, Any]:
+        """The request that scores `ids[start:]`, with the `top` likeliest tokens of each place."""
         return _body(ids, adapter, top) | {
             "stream": False,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -65,22 +77,23 @@ class SGLang:
         }
 
     def scores(self, data: bytes, ids: Sequence[int], start: int, top: int) -> Scores | None:
+        """The values of its answer, one for each of `ids[start:]`, named by that id; None if the
+        engine aborted it. Raises EngineError."""
         wanted = ids[start:]
         try:
             meta = orjson.loads(data)["meta_info"]
             if (meta.get("finish_reason") or {}).get("type") == "abort":
                 return None
-            values = _log_probs(wanted, meta["input_token_logprobs"][-len(wanted) :])
-            lists = meta.get("input_top_logprobs")
+            values = log_probs(wanted, meta["input_token_logprobs"][-len(wanted) :])
+            places = (meta.get("input_top_logprobs") or [])[-len(wanted) :] if top else []
         except (ValueError, KeyError, TypeError, AttributeError):
             values = None
         if values is None:
             raise EngineError("the engine's scores do not line up with the ids asked for")
-        return Scores(
-            values, _candidates(len(wanted), lists[-len(wanted) :]) if top and lists else None
-        )
+        return Scores(values, candidates(len(wanted), places))
 
     def info(self, answer: Any) -> dict[str, Any]:
+        """Of an answer from `info_paths`: `model_path` and `context_length`, where told."""
         if not isinstance(answer, dict):
             raise EngineError("the engine does not tell its model")
         return answer
@@ -96,8 +109,7 @@ def _body(ids: Sequence[int], adapter: Adapter | None, top: int) -> dict[str, An
 
 
 class _Reader:
-    """Gives every token once, in order, whichever form the stream has. A log-prob is given only
-    where the engine named that token id beside it."""
+    """Gives every token once, in order, whichever form the stream has."""
 
     def __init__(self, prompt_tokens: int, top: bool, adapter: Adapter | None) -> None:
         self._prompt_tokens, self._top, self._adapter = prompt_tokens, top, adapter
@@ -123,7 +135,7 @@ class _Reader:
             new = 0  # it names the last id alone; what did not arrive is generated again
         if new <= 0:
             return Delta([], [], self._version, finish, cached)
-        start, self._seen = (self._seen, total) if whole else (0, total)
+        start, self._seen = self._seen if whole else 0, total
 
         def fresh(values: Any) -> list[Any]:
             """What goes with the new ids; as few as to fit none of them where that is unclear."""
@@ -131,56 +143,19 @@ class _Reader:
                 return []
             return values[start : start + new]
 
-        ids = checked_ids(fresh(listed))
-        return Delta(
-            ids=ids,
-            logprobs=_log_probs(ids, fresh(meta.get("output_token_logprobs"))),
-            version=self._version,
-            finish=finish,
-            cached_tokens=cached,
-            top=_candidates(len(ids), fresh(meta.get("output_top_logprobs")))
-            if self._top
-            else None,
-        )
+        ids = token_ids(fresh(listed))
+        values = log_probs(ids, fresh(meta.get("output_token_logprobs")))
+        top = candidates(new, fresh(meta.get("output_top_logprobs"))) if self._top else None
+        return Delta(ids, values, self._version, finish, cached, top)
 
     def _finish(self, reason: Any) -> Finish | None:
         if reason is None:
             return None
         if reason["type"] == "abort":
             status = reason.get("status_code")
-            message = str(reason.get("message") or "no reason given")[:300]
+            message = str(reason.get("message") or NO_REASON)[:300]
             if status == 500:  # its own fault, or this request's: not to be tried for ever
-                raise EngineUnavailable(f"the engine failed: {message}")
+                raise Lost(f"the engine failed: {message}", faulty=True)
             if status is not None and 400 <= status < 500:
                 raise refusal(status, message, self._prompt_tokens)
         return finish_of(reason["type"], reason.get("matched"))
-
-
-def _log_probs(ids: Sequence[int], entries: Sequence[Any]) -> list[float] | None:
-    """The values of entries `[log-prob, id, text]`, one finite one for each id; else None."""
-    try:
-        values = [entry[0] for entry in entries]
-        named = [entry[1] for entry in entries] == list(ids)
-    except (TypeError, LookupError):
-        return None
-    return list(map(float, values)) if named and all(map(is_log_prob, values)) else None
-
-
-def _candidates(count: int, lists: Sequence[Any]) -> list[Candidates] | None:
-    """`count` lists of `[log-prob, id, text]` as pairs, likeliest first; None where they are not
-    that. SGLang writes null for the log-prob of an impossible token, which is left out."""
-    found: list[Candidates] = []
-    for one in lists:
-        try:
-            pairs = [(entry[0], entry[1]) for entry in one if entry[0] is not None]
-        except (TypeError, LookupError):
-            return None
-        ids = [token for _, token in pairs]
-        if (
-            not are_ids(ids)
-            or len(set(ids)) < len(ids)
-            or not all(is_log_prob(v) for v, _ in pairs)
-        ):
-            return None
-        found.append(sorted(pairs, reverse=True))
-    return found if len(found) == count else None

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.engine.client import KINDS, EngineClient, open_engine
-from openclaw_rl.engine.types import Abilities, Candidates
+from openclaw_rl.engine.types import Abilities
 from openclaw_rl.engine.vllm import VLLM
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
 
@@ -25,11 +25,12 @@ _PROMPT = (11, 12, 13)
 _COLD = 0.25
 _CANDIDATES = 20
 """vLLM's own limit. The more, the further the first is from the last."""
-_ALLOWED = re.compile(r"max allowed: (\d+)")
+_ALLOWED = re.compile(r"max allowed: ([1-9]\d*)")
 _NO_FOLDER = "/no/such/adapter"
 _WAIT_SECONDS = 10.0
 _SECONDS = 60.0
 """For all questions together: an engine under load takes 8."""
+_START_PROCESSED = "start it with --logprobs-mode processed_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,15 @@ class Survey:
         """Raises ConfigError where the engine cannot do what is needed."""
         able, wanted = self.abilities, needs.candidates
         if wanted > able.top_logprobs:
-            mend = f": start it with --max-logprobs {wanted}" if self.kind == "vllm" else ""
+            fix = f": start it with --max-logprobs {wanted}" if self.kind == "vllm" else ""
             raise ConfigError(
                 f"--opd-top-k asks the teacher for {wanted} candidates of a token, but this "
-                f"{self.kind} gives {able.top_logprobs}{mend}"
+                f"{self.kind} gives {able.top_logprobs}{fix}"
             )
         if needs.temperature != 1 and not able.any_temperature:
             raise ConfigError(
                 f"--temperature {needs.temperature:g}: this {self.kind} gives log-probs at "
-                "temperature 1 only, so nothing could be trained: start it with --logprobs-mode "
-                "processed_logprobs"
+                f"temperature 1 only, so nothing could be trained: {_START_PROCESSED}"
             )
 
 
@@ -77,7 +77,7 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
             info, abilities = await engine.model_info(), engine.abilities
             if kind == "vllm":
                 abilities = await _log_probs(url, http, max(_CANDIDATES, candidates))
-                await _takes_adapters(engine)
+                await _check_adapters(engine)
             return Survey(kind, abilities, info)
     except TimeoutError:
         raise EngineUnavailable("it answers, but gives no token") from None
@@ -97,16 +97,14 @@ async def _kind(said: str, url: str, http: aiohttp.ClientSession) -> str:
         models = []
     owners = {str(model.get("owned_by")).lower() for model in models}
     found = next((name for name in KINDS if name in owners), None)
-    if said == "auto":
-        if found is None:
-            raise ConfigError(
-                f"--engine-url {url}: what answers there does not say that it is "
-                f"{' or '.join(KINDS)}; say it yourself: --engine {'|'.join(KINDS)}"
-            )
-        return found
-    if found not in (None, said):
+    if said == "auto" and found is None:
+        raise ConfigError(
+            f"--engine-url {url}: what answers there does not say that it is "
+            f"{' or '.join(KINDS)}; say it yourself: --engine {'|'.join(KINDS)}"
+        )
+    if said != "auto" and found not in (None, said):
         raise ConfigError(f"--engine {said}: what answers at {url} is {found}")
-    return said
+    return found or said
 
 
 async def _log_probs(url: str, http: aiohttp.ClientSession, candidates: int) -> Abilities:
@@ -114,41 +112,33 @@ async def _log_probs(url: str, http: aiohttp.ClientSession, candidates: int) -> 
     processed ones go four times as far. And how many candidates of a token it gives."""
     # Believed at any temperature and number: whether that holds is the question.
     trusting = VLLM(replace(VLLM.abilities, any_temperature=True, top_logprobs=candidates))
-    asked = EngineClient(trusting, url, http, wait_seconds=_WAIT_SECONDS)
+    engine = EngineClient(trusting, url, http, wait_seconds=_WAIT_SECONDS)
     try:
-        warm = await _first_token(asked, 1.0, candidates)
+        warm = await _spread(engine, 1.0, candidates)
     except EngineRefused as error:
-        allowed = _ALLOWED.search(str(error))
-        if allowed is None or int(allowed.group(1)) < 1:
+        if (allowed := _ALLOWED.search(str(error))) is None:
             raise
         candidates = int(allowed.group(1))
-        warm = await _first_token(asked, 1.0, candidates)
-    cold = await _first_token(asked, _COLD, candidates)
-    if not warm or not cold:
-        raise ConfigError(
-            f"--engine-url {url}: vLLM gives no log-probs: start it with --logprobs-mode "
-            "processed_logprobs"
-        )
-    processed = _spread(cold) > 2 * _spread(warm)
-    return replace(VLLM.abilities, top_logprobs=candidates, any_temperature=processed)
+        warm = await _spread(engine, 1.0, candidates)
+    cold = await _spread(engine, _COLD, candidates)
+    if warm is None or cold is None:
+        raise ConfigError(f"--engine-url {url}: vLLM gives no log-probs: {_START_PROCESSED}")
+    return replace(VLLM.abilities, top_logprobs=candidates, any_temperature=cold > 2 * warm)
 
 
-async def _first_token(engine: EngineClient, temperature: float, top: int) -> Candidates:
-    """The likeliest tokens after the prompt, if they have log-probs."""
+async def _spread(engine: EngineClient, temperature: float, top: int) -> float | None:
+    """How far apart the likeliest tokens after the prompt are, first and last; None where they
+    have no log-probs."""
     sampling = {"max_new_tokens": 1, "temperature": temperature, "ignore_eos": True}
+    spread = None
     rid = f"survey-{uuid.uuid4().hex}"
-    found: Candidates = []
     async for delta in engine.generate(_PROMPT, sampling, rid=rid, top_logprobs=top):
         for place in delta.top or ():
-            found = place
-    return found
+            spread = place[0][0] - place[-1][0]
+    return spread
 
 
-def _spread(place: Candidates) -> float:
-    return place[0][0] - place[-1][0]
-
-
-async def _takes_adapters(engine: EngineClient) -> None:
+async def _check_adapters(engine: EngineClient) -> None:
     """Asks for one that is not there: an engine that takes adapters says so, another one that it
     does not. The rank it takes is told at the first one only."""
     try:

@@ -1,12 +1,15 @@
-"""HTTP with an engine: an answer to read as it comes, a refusal, or `Lost`.
+"""HTTP with an engine: an answer to read as it comes, or what a failure means (`Lost`, a refusal).
 
-Guarantee: nothing waits on a dead peer. An engine that falls silent is asked for a sign of life
+Guarantees: nothing waits on a dead peer. An engine that falls silent is asked for a sign of life
 (one that is paused, or has a long queue, is silent and alive), and counts as lost without it.
+Errors keep the engine's own words, shortened; bodies that may echo the request (validation errors)
+are reduced to the names of the fields, so no conversation text reaches logs or clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,8 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from openclaw_rl.engine.api import RETRIED_STATUS, Lost, passing, reason_of, refusal
-from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
+from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 _CONNECT_SECONDS, _ASK_SECONDS = 10.0, 5.0
 _IDLE_SECONDS = 3.0
@@ -37,27 +39,6 @@ def connections(api_key: str | None = None, **options: Any) -> aiohttp.ClientSes
     )
 
 
-class EventLines:
-    """Splits a stream of server-sent events, however the network cut it, into the payloads of its
-    `data:` lines: engines send JSON without line breaks. Each byte is looked at once."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        *ended, rest = chunk.split(b"\n")
-        payloads: list[bytes] = []
-        for line in ended:
-            if self._pieces:
-                line = b"".join([*self._pieces, line])
-                self._pieces = []
-            if line.startswith(b"data:"):
-                payloads.append(line[5:].strip())
-        if rest:
-            self._pieces.append(rest)
-        return payloads
-
-
 class Exchange:
     """A request under way and its answer. `finished`: what was wanted of it has been read."""
 
@@ -66,15 +47,18 @@ class Exchange:
         self.reads = 0
         self._sending = sending
         self._prompt_tokens = prompt_tokens
-        self._lines = EventLines()
+        self._line = b""
 
     async def receive(self) -> list[bytes]:
-        """The payloads that come next and together; of a plain answer all of it; [] at the end."""
+        """The server-sent events that come next and together (engines send JSON without line
+        breaks); of a plain answer all of it; [] at the end."""
         response = await self._answer()
         if response.content_type != "text/event-stream":
             return [data] if (data := await self.read()) else []
         while data := await self._piece(response):
-            if payloads := [one for one in self._lines.feed(data) if one != b"[DONE]"]:
+            *lines, self._line = (self._line + data).split(b"\n")
+            payloads = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+            if payloads := [one for one in payloads if one != b"[DONE]"]:
                 return payloads
         return []
 
@@ -104,7 +88,7 @@ class Exchange:
             raise Lost("the request was closed")
         response = self._sending.result()
         if response.status != 200:
-            raise _refused(response.status, await response.read(), self._prompt_tokens)
+            raise _failure(response.status, await response.read(), self._prompt_tokens)
         return response
 
     async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
@@ -123,7 +107,7 @@ class Transport:
         url: str | Callable[[], str | None],
         http: aiohttp.ClientSession,
         silence_seconds: float,
-        key: Callable[[], str | None] = lambda: None,
+        key: Callable[[], str | None],
     ) -> None:
         self._url = url
         self._key = key
@@ -135,7 +119,7 @@ class Transport:
         self, path: str, body: dict[str, Any], prompt_tokens: int, routing_key: str | None = None
     ) -> AsyncGenerator[Exchange, None]:
         """POST `body` to `path`. Raises Lost or EngineRefused, also from the reading inside."""
-        if (base := self.base()) is None:
+        if (base := self._base()) is None:
             raise Lost("the engine has no address yet")
         try:
             data = orjson.dumps(body)
@@ -170,7 +154,7 @@ class Transport:
             reads = exchange.reads
             await asyncio.sleep(self._silence_seconds)
             if exchange.reads == reads:
-                alive = self.base() == base and await self.ask("GET", "/model_info") is not None
+                alive = self._base() == base and await self.ask("GET", "/model_info") is not None
                 if not alive and exchange.reads == reads:
                     exchange.close()
                     return
@@ -183,7 +167,7 @@ class Transport:
         seconds: float = _ASK_SECONDS,
     ) -> tuple[int, bytes] | None:
         """Status and body of the answer; None without one within `seconds`."""
-        if (base := self.base()) is None:
+        if (base := self._base()) is None:
             return None
         timeout = aiohttp.ClientTimeout(total=seconds)
         try:
@@ -215,14 +199,99 @@ class Transport:
         key = self._key()
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
-    def base(self) -> str | None:
+    def _base(self) -> str | None:
         url = self._url() if callable(self._url) else self._url
         return url.rstrip("/") if url else None
 
 
-def _refused(status: int, body: bytes, prompt_tokens: int) -> EngineError | Lost:
+# --- what a failure means ------------------------------------------------------------------------
+
+RETRIED_STATUS = frozenset({408, 425, 429, 502, 503, 504})
+"""The engine (or the router before it) is away or busy: the same request may succeed later."""
+NO_REASON = "no reason given"
+_LIMIT = re.compile(
+    r"context length(?: of| is|\s)*\(?(\d+)|maximum allowed length \((\d+) tokens\)|"
+    r"maximum model length of (\d+)|max_model_len=(\d+)|context (?:holds|window of|length:) (\d+)"
+)
+_TOTAL = re.compile(r"requested a total of (\d+) tokens")
+_OVERFLOW = re.compile(
+    r"context length|maximum allowed length|maximum model length|max_model_len|prompt is too long|"
+    # vLLM cuts max_tokens to what is left of the context, then says this; we never ask for less.
+    r"context window|max_tokens must be at least 1, got 0",
+    re.IGNORECASE,
+)
+_BETWEEN_LIVES = re.compile(
+    # An adapter that is not there (yet): vLLM, SGLang, SGLang since 0.5.
+    r"^The model `[^`]*` does not exist|requested LoRA adapters are not loaded|"
+    r"LoRA adapter that has never been loaded|"
+    # vLLM ends itself: its core died, its server still answers for a moment.
+    r"EngineCore encountered an issue",
+    re.IGNORECASE,
+)
+"""What an engine says that was started anew, is about to load the adapter, or about to end."""
+
+
+class Lost(Exception):
+    """No finish came, but the same request may succeed elsewhere or later.
+
+    `faulty`: the engine answered with an error of its own (status 500), which may well be the
+    request's fault.
+    """
+
+    def __init__(self, reason: str, *, faulty: bool = False) -> None:
+        super().__init__(reason)
+        self.faulty = faulty
+
+
+def read_event(payload: bytes, prompt_tokens: int) -> dict[str, Any]:
+    """The object in an event. Raises the error that it brings instead of tokens."""
+    try:
+        event = orjson.loads(payload)
+    except ValueError:
+        raise EngineError("the engine sent an event that is no JSON") from None
+    if not isinstance(event, dict):
+        raise EngineError("the engine sent an event that is no JSON object")
+    if "error" in event:
+        code = event["error"].get("code") if isinstance(event["error"], dict) else None
+        raise _failure(code if type(code) is int and code > 400 else 400, payload, prompt_tokens)
+    return event
+
+
+def refusal(status: int, message: str, prompt_tokens: int) -> EngineRefused:
+    """The error for a request that the engine will not serve (status 4xx)."""
+    if status not in (400, 413, 422) or not _OVERFLOW.search(message):
+        return EngineRefused(status, f"the engine refused the request ({status}): {message}")
+    total, limit = _TOTAL.search(message), _LIMIT.search(message)
+    if limit is not None:
+        tokens = int(total.group(1)) if total else prompt_tokens
+        return ContextOverflow(tokens, int(limit.group(limit.lastindex or 0)))
+    return EngineRefused(
+        400, f"prompt is too long: {prompt_tokens} tokens are more than the engine takes"
+    )
+
+
+def reason_of(body: bytes) -> str:
+    """The reason in an error body, at most 300 characters."""
+    try:
+        value: Any = orjson.loads(body)
+    except ValueError:
+        return NO_REASON
+    for key in ("error", "message", "detail", "error_message"):
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+    if isinstance(value, list):  # FastAPI's validation errors: their "input" echoes the request
+        fields = [
+            ".".join(map(str, item.get("loc", ()))) + ": " + str(item.get("type", "invalid"))
+            for item in value
+            if isinstance(item, dict)
+        ]
+        value = ", ".join(fields)
+    return value[:300] if isinstance(value, str) and value else NO_REASON
+
+
+def _failure(status: int, body: bytes, prompt_tokens: int) -> EngineError | Lost:
     reason = reason_of(body)
-    if passing(reason):
+    if _BETWEEN_LIVES.search(reason):
         return Lost("the engine has not loaded the adapter, or is about to end")
     if status >= 500 or status in RETRIED_STATUS:
         faulty = status not in RETRIED_STATUS

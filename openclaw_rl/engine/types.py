@@ -3,10 +3,13 @@ that made it. Nothing here knows a kind of engine; everything above knows only t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import math
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from openclaw_rl.errors import EngineError
 
 OnWait = Callable[[str], None]
 """Called with a short reason each time generation is held up (engine away, or aborted)."""
@@ -14,12 +17,17 @@ OnWait = Callable[[str], None]
 Candidates = list[tuple[float, int]]
 """The likeliest tokens of one position as (natural-log probability, id), likeliest first."""
 
+_IDS = range(2**31)
+"""What can be a token id: journals keep 32 bits."""
+_ROUNDING = 1e-3
+"""A log-prob may exceed 0 by rounding, not by more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a reply ended. `abort`: because `Engine.abort` was called for it, never otherwise.
+    """Why a reply ended. `matched` is the stop token id or stop string, where the engine says so.
 
-    `matched` is the stop token id or stop string, where the engine says so.
+    `abort`: the engine broke it off. The client goes on then, so its readers never see that.
     """
 
     type: Literal["stop", "length", "abort"]
@@ -98,9 +106,6 @@ class Adapter:
 class Engine(Protocol):
     """The narrow waist: SGLang, vLLM and the embedded engine, told apart by nobody above."""
 
-    @property
-    def abilities(self) -> Abilities: ...
-
     def generate(
         self,
         ids: Sequence[int],
@@ -123,29 +128,8 @@ class Engine(Protocol):
 
     async def score(self, ids: Sequence[int], start: int, top: int = 0) -> Scores:
         """How likely each of `ids[start:]` is, given all ids before it, and the `top` likeliest in
-        its place. `start` is at least 1: nothing precedes the first id."""
+        its place. `start` is at least 1: nothing precedes the first id. Raises as `generate`."""
         ...
-
-    async def abort(self, rid: str) -> None:
-        """End the request: its stream gives `Finish("abort")` next. Unknown rids are ignored."""
-        ...
-
-    async def health(self) -> bool: ...
-
-    async def model_info(self) -> dict[str, Any]:
-        """What the engine says of its model: `model_path`, `context_length` where it tells."""
-        ...
-
-    async def adapters(self) -> frozenset[str]:
-        """Names of the adapters that the engine holds. Raises EngineUnavailable."""
-        ...
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Let the engine load a PEFT folder, at the path where it sees it, under a new name.
-        Requests under way go on. Raises EngineUnavailable or EngineRefused."""
-        ...
-
-    async def unload_adapter(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -176,3 +160,57 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Reply:
         async for delta in deltas:
             reply.add(delta)
     return reply
+
+
+# --- out of what engines send --------------------------------------------------------------------
+
+
+def token_ids(values: Any) -> list[int]:
+    """`values`, if they are token ids. Raises EngineError: a reply with a hole would be trained as
+    if the tokens behind it had followed at once."""
+    if not isinstance(values, list) or not _are_ids(values):
+        raise EngineError("the engine sent what is no token id")
+    return values
+
+
+def log_probs(ids: Sequence[int], entries: Sequence[Any]) -> list[float] | None:
+    """The values of `entries` `[log-prob, id, ...]` if they name these ids, each beside a finite
+    value; else None. Nothing is padded."""
+    try:
+        values = [entry[0] for entry in entries]
+        named = [entry[1] for entry in entries] == list(ids)
+    except (TypeError, LookupError):
+        return None
+    return values if named and all(map(_is_log_prob, values)) else None
+
+
+def candidates(count: int, places: Any) -> list[Candidates] | None:
+    """`count` lists of `[log-prob, id, ...]`, likeliest first; None where they are not that. A
+    null for the log-prob of an impossible token is left out with it."""
+    try:
+        found = [[(one[0], one[1]) for one in place if one[0] is not None] for place in places]
+    except (TypeError, LookupError):
+        return None
+    for pairs in found:
+        ids = [token for _, token in pairs]
+        if not _are_ids(ids) or len(set(ids)) < len(ids):
+            return None
+        if not all(_is_log_prob(value) for value, _ in pairs):
+            return None
+        pairs.sort(reverse=True)
+    return found if len(found) == count else None
+
+
+def finish_of(kind: Any, matched: Any) -> Finish:
+    """The end that the engine names. Raises EngineError for one that is not known."""
+    if kind not in ("stop", "length", "abort"):
+        raise EngineError(f"the engine ended with an unknown finish reason {str(kind)[:40]!r}")
+    return Finish(kind, matched if isinstance(matched, int | str) else None)
+
+
+def _are_ids(values: Iterable[Any]) -> bool:
+    return all(type(value) is int and value in _IDS for value in values)
+
+
+def _is_log_prob(value: Any) -> bool:
+    return type(value) in (int, float) and -math.inf < value <= _ROUNDING

@@ -9,22 +9,24 @@ they are another temperature's, `logprobs` is None: such a turn is served, and n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from openclaw_rl.engine.api import (
-    Reader,
-    are_ids,
-    checked_ids,
+from openclaw_rl.engine.transport import Lost, read_event
+from openclaw_rl.engine.types import (
+    Abilities,
+    Adapter,
+    Candidates,
+    Delta,
+    Scores,
+    candidates,
     finish_of,
-    is_log_prob,
-    models_of,
-    read_event,
+    log_probs,
+    token_ids,
 )
-from openclaw_rl.engine.types import Abilities, Adapter, Candidates, Delta, Finish, Scores
-from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
+from openclaw_rl.errors import EngineError, EngineRefused
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 _SAME = frozenset(
@@ -47,8 +49,8 @@ _NAMED = "token_id:"
 
 
 class VLLM:
-    """See `EngineAPI`. `abilities` are those of a vLLM started with its defaults (`--max-logprobs
-    20`, raw log-probs) until more is known."""
+    """The same for vLLM as `SGLang` for SGLang; see there for the methods. `abilities` are those
+    of a vLLM started with its defaults (`--max-logprobs 20`, raw log-probs) until more is known."""
 
     abilities = Abilities(top_logprobs=20, abort_by_id=False, any_temperature=False)
     path = "/v1/completions"
@@ -66,7 +68,7 @@ class VLLM:
         adapter: Adapter | None,
         top: int,
         interval: int | None = 1,
-    ) -> tuple[dict[str, Any], Reader]:
+    ) -> tuple[dict[str, Any], Callable[[bytes], Delta]]:
         body = _body(ids, adapter) | {
             **_parameters(sampling),
             "stream": interval is not None,
@@ -78,7 +80,7 @@ class VLLM:
         }
         version = adapter.version if adapter is not None else "base"
         ours = self.abilities.any_temperature or body["temperature"] == 1
-        return body, _Reader(len(ids), version, top, ours)
+        return body, _Reader(len(ids), version, top, ours).read
 
     def scoring(
         self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None
@@ -86,19 +88,21 @@ class VLLM:
         return _body(ids, adapter) | {"max_tokens": 1, "prompt_logprobs": top}
 
     def scores(self, data: bytes, ids: Sequence[int], start: int, top: int) -> Scores | None:
+        wanted = ids[start:]
         try:
             choice = orjson.loads(data)["choices"][0]
             if choice.get("finish_reason") == "abort":
                 return None
-            entries = choice["prompt_logprobs"]
-            if len(entries) == len(ids):
-                places = [
-                    {int(token): about["logprob"] for token, about in entry.items()}
-                    for entry in entries[start:]
+            places = choice["prompt_logprobs"]
+            if len(places) == len(ids):
+                found = [
+                    {int(token): about["logprob"] for token, about in place.items()}
+                    for place in places[start:]
                 ]
-                values = [place[token] for place, token in zip(places, ids[start:], strict=True)]
-                if all(map(_known, values)):
-                    return Scores(values, [_best(place, top) for place in places] if top else None)
+                pairs = zip(found, wanted, strict=True)
+                values = log_probs(wanted, [_entry(place[token], token) for place, token in pairs])
+                if values is not None:
+                    return Scores(values, _likeliest(found, len(wanted), top))
         except (ValueError, LookupError, TypeError, AttributeError):
             pass
         raise EngineError("the engine's scores do not line up with the ids asked for")
@@ -111,6 +115,12 @@ class VLLM:
                     "context_length": entry.get("max_model_len"),
                 }
         raise EngineError("the engine's list of models has no base model")
+
+
+def models_of(answer: Any) -> list[dict[str, Any]]:
+    """The entries of an OpenAI-style list of models, adapters (with a `parent`) among them."""
+    data = answer.get("data") if isinstance(answer, dict) else None
+    return [entry for entry in data or () if isinstance(entry, dict) and "id" in entry]
 
 
 def _body(ids: Sequence[int], adapter: Adapter | None) -> dict[str, Any]:
@@ -150,53 +160,50 @@ class _Reader:
             raise EngineError(
                 "the engine's event lacks token_ids: its vLLM is older than 0.10.2"
             ) from None
-        if checked_ids(ids):
+        if token_ids(ids):
             self._last = ids[-1]
-        values, top = self._logprobs(ids, given)
-        return Delta(ids, values, self._version, self._finish(choice), top=top)
+        kind, matched = choice.get("finish_reason"), choice.get("stop_reason")
+        if kind == "error":
+            raise Lost("the engine failed at this request", faulty=True)
+        if kind == "stop" and matched is None:
+            matched = self._last  # the model's own end of turn: vLLM names only what was asked for
+        finish = None if kind is None else finish_of(kind, matched)
+        values, top = self._log_probs(ids, given)
+        return Delta(ids, values, self._version, finish, top=top)
 
-    def _logprobs(
+    def _log_probs(
         self, ids: list[int], given: Any
     ) -> tuple[list[float] | None, list[Candidates] | None]:
         """None where they are not those of the policy, or not one for each id, named by it."""
         if not ids:
             return [], [] if self._top else None
-        if not self._ours or not isinstance(given, dict):
+        if not self._ours:
             return None, None
-        values = given.get("token_logprobs")
-        if given.get("tokens") != [f"{_NAMED}{token}" for token in ids] or (
-            not isinstance(values, list) or len(values) != len(ids) or not all(map(_known, values))
-        ):
-            return None, None
-        return values, self._candidates(given.get("top_logprobs"), len(ids))
-
-    def _candidates(self, places: Any, count: int) -> list[Candidates] | None:
-        if not self._top or not isinstance(places, list) or len(places) != count:
-            return None
         try:
-            named = [{int(k.removeprefix(_NAMED)): v for k, v in p.items()} for p in places]
-        except (AttributeError, ValueError):
-            return None
-        if not all(map(are_ids, named)):
-            return None
-        return [_best(place, self._top) for place in named]
-
-    def _finish(self, choice: Mapping[str, Any]) -> Finish | None:
-        kind, matched = choice.get("finish_reason"), choice.get("stop_reason")
-        if kind is None:
-            return None
-        if kind == "error":
-            raise EngineUnavailable("the engine failed at this request")
-        if kind == "stop" and matched is None:
-            matched = self._last  # the model's own end of turn: vLLM names only what was asked for
-        return finish_of(kind, matched)
+            pairs = zip(given["token_logprobs"], given["tokens"], strict=True)
+            values = log_probs(ids, [_entry(value, name) for value, name in pairs])
+        except (LookupError, TypeError, ValueError):
+            values = None
+        if values is None:
+            return None, None
+        return values, _likeliest(given.get("top_logprobs") or (), len(ids), self._top)
 
 
-def _known(value: Any) -> bool:
-    return is_log_prob(value) and value > _NO_VALUE
+def _entry(value: Any, token: Any) -> tuple[float | None, int]:
+    """As SGLang writes it; a token may be written `token_id:7`."""
+    return value if value > _NO_VALUE else None, int(str(token).removeprefix(_NAMED))
 
 
-def _best(place: Mapping[int, float], top: int) -> Candidates:
-    """The `top` likeliest; vLLM adds the token itself where it is not among them."""
-    pairs = [(value, token) for token, value in place.items() if _known(value)]
-    return sorted(pairs, reverse=True)[:top]
+def _likeliest(
+    places: Iterable[Mapping[Any, Any]], count: int, top: int
+) -> list[Candidates] | None:
+    """The `top` likeliest of each place; vLLM adds the token itself where it is not among them."""
+    if not top:
+        return None
+    try:
+        found = candidates(
+            count, [[_entry(value, token) for token, value in place.items()] for place in places]
+        )
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return found and [place[:top] for place in found]

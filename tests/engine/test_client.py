@@ -220,46 +220,6 @@ async def test_case_05_cancelling_the_reader_aborts(fake: FakeEngine, client: En
     assert fake.aborts == ["cancelled"]
 
 
-async def test_abort_by_rid_ends_the_stream(fake: FakeEngine, client: EngineClient) -> None:
-    fake.gated = True
-    await fake.allow(1)
-    async with aclosing(client.generate(PROMPT, params(), rid="mine")) as deltas:
-        assert (await anext(deltas)).ids == [50]
-        await client.abort("mine")
-        rest = [delta async for delta in deltas]
-    assert [token for delta in rest for token in delta.ids] == []
-    assert [delta.finish.type for delta in rest if delta.finish] == ["abort"]
-    assert len(fake.requests) == 1
-
-
-async def test_an_abort_that_overtakes_its_request_still_ends_it(
-    fake: FakeEngine, client: EngineClient
-) -> None:
-    task = asyncio.create_task(collect(client.generate(PROMPT, params(), rid="early")))
-    await asyncio.sleep(0)
-    fake.gated = True
-    await client.abort("early")
-    await fake.allow(1)
-    reply = await task
-    assert reply.finish is not None
-    assert reply.finish.type == "abort"
-    await client.close()
-    assert len(reply.ids) <= 1
-
-
-async def test_abort_while_the_engine_is_away(http: aiohttp.ClientSession) -> None:
-    client = open_engine("sglang", lambda: None, http, wait_seconds=60)
-    waiting = asyncio.Event()
-    stream = client.generate(PROMPT, params(), rid="r", on_wait=lambda _: waiting.set())
-    task = asyncio.create_task(collect(stream))
-    await waiting.wait()
-    await client.abort("r")
-    reply = await asyncio.wait_for(task, 5)
-    assert reply.ids == []
-    assert reply.finish is not None
-    assert reply.finish.type == "abort"
-
-
 async def test_finished_requests_are_not_aborted(fake: FakeEngine, client: EngineClient) -> None:
     await run(client)
     await client.close()
