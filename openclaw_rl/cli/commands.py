@@ -95,7 +95,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (2: misconfigured)."""
     options = build_parser().parse_args(argv)
     supervised = getattr(options, "supervised", False)
-    if argv is None and options.command in ("status", "inspect", "export"):
+    printing = options.command in ("status", "inspect", "export")
+    if argv is None and (printing or getattr(options, "print_config", False)):
         # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
