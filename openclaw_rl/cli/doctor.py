@@ -20,7 +20,15 @@ from openclaw_rl.cli.status import read_status, render_sources
 from openclaw_rl.config import Config, GatewayConfig, SlimeConfig, settings
 from openclaw_rl.errors import ConfigError, JournalError
 from openclaw_rl.journal import Journal
-from openclaw_rl.openclaw.connect import PROVIDER, TRIED, OpenClaw, Served, get, plan_connect
+from openclaw_rl.openclaw.connect import (
+    PROVIDER,
+    TRIED,
+    OpenClaw,
+    Served,
+    default_model,
+    get,
+    plan_connect,
+)
 from openclaw_rl.openclaw.gateway import Answer, GatewayClient
 from openclaw_rl.slime.layout import Frozen, split
 
@@ -173,7 +181,7 @@ def _gateway(config: Config, client: GatewayClient, served: Served | None) -> It
             words = f"nothing answers at {client.url}"
             yield Finding("fail", "gateway", words, "start it: openclaw-rl up --model FOLDER")
         return
-    engine = get(health.body, ("engine", "state"))
+    engine = get(health.body, "engine", "state")
     if engine is None:
         words = f"what answers at {client.url} is no gateway of ours"
         yield Finding("fail", "port", words, "choose another --port")
@@ -183,14 +191,14 @@ def _gateway(config: Config, client: GatewayClient, served: Served | None) -> It
         yield Finding("fail", "key", words, "set OPENCLAW_RL_API_KEY to the gateway's key")
         return
     yield Finding("ok", "gateway", f"{client.url} serves {served.model}, weight version "
-                  f"{get(health.body, ('engine', 'weight_version')) or 0}")  # fmt: skip
+                  f"{get(health.body, 'engine', 'weight_version') or 0}")  # fmt: skip
     yield Finding("ok", "key", "accepted" if client.api_key else "none needed (loopback only)")
     if engine != "ok":
         words = "the engine does not answer" if engine == "waiting" else "no engine has come up"
         yield Finding("fail", "engine", words, "start it: openclaw-rl train, or look at its log")
     else:
         yield Finding("ok", "engine", "answers")
-    if get(health.body, ("journal", "state")) != "ok":
+    if get(health.body, "journal", "state") != "ok":
         yield Finding("fail", "journal", "the gateway cannot write it", "is the disk full?")
 
 
@@ -236,8 +244,7 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
     if served is None:
         return
     yield from window(openclaw, served)
-    model = get(openclaw.config, ("agents", "defaults", "model"))
-    default = model if isinstance(model, str) else get(model, ("primary",))
+    default = default_model(openclaw.config)
     if default != f"{PROVIDER}/{served.model}":
         words = f"its default model is {default}, so only chats that choose ours are learned from"
         yield Finding("warn", "openclaw", words, fix)

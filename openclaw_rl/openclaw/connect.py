@@ -9,7 +9,6 @@ keeps its mode; what is shown contains no key, and no text of other entries at a
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
 import re
@@ -37,14 +36,6 @@ _NO_KEY = "none"
 _SINCE_AFFINITY = (2026, 9, 0)
 """From here on OpenClaw itself can name the session in headers, and lets a plugin see runs only
 with a grant. Older versions refuse a configuration with keys that they do not know."""
-
-Keys = tuple[str, ...]
-
-_ENTRY: Keys = ("models", "providers", PROVIDER)
-_PLUGIN: Keys = ("plugins", "entries", PROVIDER)
-_PATHS: Keys = ("plugins", "load", "paths")
-_ALLOW: Keys = ("plugins", "allow")
-_MODEL: Keys = ("agents", "defaults", "model")
 
 _SECRET = re.compile(r"key|token|secret|pass|auth|cookie|credential|headers", re.I)
 """Names of what is not shown even of our own entry: a person may have added to it."""
@@ -75,9 +66,8 @@ class OpenClaw:
         home = str(expand(given("OPENCLAW_HOME") or home))
         state_dir = expand(given("OPENCLAW_STATE_DIR") or f"{home}/.openclaw")
         config_path = expand(given("OPENCLAW_CONFIG_PATH") or f"{state_dir}/openclaw.json")
-        raw = _read_bytes(config_path) if config_path.exists() else b""
-        config = _parse(raw, config_path)
-        written = get(config, ("meta", "lastTouchedVersion"))
+        raw, config = _read(config_path)
+        written = get(config, "meta", "lastTouchedVersion")
         found = version or _installed(environ) or (written if isinstance(written, str) else None)
         return cls(state_dir, config_path, raw, config, found)
 
@@ -96,7 +86,7 @@ class OpenClaw:
     @property
     def connected(self) -> bool:
         """Whether the configuration has our provider entry."""
-        return get(self.config, _ENTRY) is not None
+        return get(self.config, "models", "providers", PROVIDER) is not None
 
     @property
     def plugin_dir(self) -> Path:
@@ -123,12 +113,12 @@ class Served:
 @dataclass(frozen=True, slots=True)
 class Change:
     """What would be done. `raw` is the new configuration, `config` what it says; `plugin` are the
-    files to install by name, None: the folder goes."""
+    files to install by name, none: the folder goes."""
 
     openclaw: OpenClaw
     raw: bytes
     config: dict[str, Any]
-    plugin: Mapping[str, bytes] | None
+    plugin: Mapping[str, bytes]
 
     @property
     def empty(self) -> bool:
@@ -137,26 +127,22 @@ class Change:
 
     def shown(self) -> str:
         """The change for people: what becomes another value, without secrets."""
-        lines = []
-        old, new = _leaves(self.openclaw.config), _leaves(self.config)
+        openclaw, lines = self.openclaw, []
+        if openclaw.raw != self.raw:
+            lines.append(str(openclaw.config_path))
+        old, new = _leaves(openclaw.config), _leaves(self.config)
         for path in dict.fromkeys((*old, *new)):
             for sign, side, other in (("-", old, new), ("+", new, old)):
                 if path in side and side[path] != other.get(path):
                     value = side[path]
                     hidden = isinstance(value, str) and _SECRET.search(path)
                     lines.append(f"{sign} {path}: {'•••' if hidden else json.dumps(value)}")
-        if self.openclaw.raw != self.raw:
-            lines.insert(0, str(self.openclaw.config_path))
-            if not _is_json(self.openclaw.raw or b"{}"):
-                lines.append(
-                    "Comments in it go, as they do when OpenClaw itself writes the file. As it was "
-                    f"before the first connection it stays in {self.openclaw.backup_path}"
-                )
-        folder = self.openclaw.plugin_dir
-        if self.plugin is None and folder.exists():
-            lines.append(f"plugin   {folder} is removed")
-        elif self.plugin is not None and self.plugin != _files(folder):
-            lines.append(f"plugin   {folder} is written ({', '.join(sorted(self.plugin))})")
+        if openclaw.raw and self.plugin and not openclaw.connected:
+            lines.append("Comments in it go, as they do when OpenClaw itself writes the file; as "
+                         f"it is now it stays in {openclaw.backup_path}")  # fmt: skip
+        if self.plugin != _files(openclaw.plugin_dir):
+            done = f"is written ({', '.join(self.plugin)})" if self.plugin else "is removed"
+            lines.append(f"plugin   {openclaw.plugin_dir} {done}")
         return "\n".join(lines)
 
     def apply(self) -> None:
@@ -165,17 +151,16 @@ class Change:
         path = openclaw.config_path.resolve()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if self.plugin is not None:
-                if not openclaw.connected:
-                    _write(openclaw.backup_path, openclaw.raw, 0o600)
+            if self.plugin and not openclaw.connected:
+                _write(openclaw.backup_path, openclaw.raw, 0o600)
+            for name in _files(folder).keys() - self.plugin.keys():
+                (folder / name).unlink()
+            for name, content in self.plugin.items():
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                for name in (_files(folder) or {}).keys() - self.plugin.keys():
-                    (folder / name).unlink()
-                for name, content in self.plugin.items():
-                    _write(folder / name, content, 0o600)
+                _write(folder / name, content, 0o600)
             if self.raw != openclaw.raw:
                 _write(path, self.raw, path.stat().st_mode & 0o777 if path.exists() else 0o600)
-            if self.plugin is None:
+            if not self.plugin:
                 shutil.rmtree(folder, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     folder.parent.rmdir()
@@ -186,71 +171,14 @@ class Change:
 def plan_connect(openclaw: OpenClaw, served: Served, *, default: bool = True) -> Change:
     """Connect, or bring an older connection up to date. `default`: our model becomes the agents'
     default. Raises `ConfigError` where the configuration rules our plugin out."""
-    config, folder = copy.deepcopy(openclaw.config), str(openclaw.plugin_dir)
-    if get(config, ("plugins", "enabled")) is False:
+    plugins = get(openclaw.config, "plugins")
+    if get(plugins, "enabled") is False:
         raise ConfigError("plugins.enabled is false: switch plugins on first")
-    if PROVIDER in _list(config, ("plugins", "deny")):
+    if PROVIDER in _list(plugins, "deny"):
         raise ConfigError(f"plugins.deny names {PROVIDER}: take it out first")
-    _set(config, _ENTRY, _provider_entry(served, openclaw.release))
-    grant = {"hooks": {"allowConversationAccess": True}}
     modern = openclaw.release >= _SINCE_AFFINITY
-    _set(config, _PLUGIN, {"enabled": True, **(grant if modern else {})})
-    if default:
-        plain = isinstance(get(config, _MODEL), str)
-        path = _MODEL if plain else (*_MODEL, "primary")
-        _set(config, path, f"{PROVIDER}/{served.model}")
-    paths, allowed = _list(config, _PATHS), _list(config, _ALLOW)
-    if folder not in paths:
-        _set(config, _PATHS, [*paths, folder])
-    if allowed and PROVIDER not in allowed:  # a list is exclusive; none is made where there is none
-        _set(config, _ALLOW, [*allowed, PROVIDER])
-    return _change(openclaw, config, _plugin_files())
-
-
-def plan_undo(openclaw: OpenClaw) -> Change:
-    """Take out what is ours, and give the default model its old value. Changes that others made
-    meanwhile stay; where there are none, the file is byte for byte what it was."""
-    backup = openclaw.backup_path
-    old = _read_bytes(backup) if backup.exists() else b""
-    config, before = copy.deepcopy(openclaw.config), _parse(old, backup)
-    if not openclaw.raw.strip():
-        return _change(openclaw, config, None)
-    for path in (_ENTRY, _PLUGIN):
-        _remove(config, path, before)
-    for path, ours in ((_PATHS, str(openclaw.plugin_dir)), (_ALLOW, PROVIDER)):
-        if ours in _list(config, path) and ours not in _list(before, path):
-            _set(config, path, [one for one in _list(config, path) if one != ours])
-            if get(config, path) == [] and get(before, path) is None:
-                _remove(config, path, before)
-    path = _MODEL if isinstance(get(config, _MODEL), str) else (*_MODEL, "primary")
-    if str(get(config, path)).startswith(f"{PROVIDER}/"):
-        model = get(before, path)
-        # A backup that names our model already (its provider was gone, the default stayed): no
-        # entry would be left for it.
-        if model is not None and not str(model).startswith(f"{PROVIDER}/"):
-            _set(config, path, model)
-        else:
-            _remove(config, path, before)
-    change = _change(openclaw, config, None)
-    if old.strip() and config == before and config != openclaw.config:
-        return Change(openclaw, old, config, None)
-    return change
-
-
-def get(value: Any, path: Keys) -> Any:
-    """The value at `path` in plain values; None where there is none."""
-    for name in path:
-        if not isinstance(value, dict) or name not in value:
-            return None
-        value = value[name]
-    return value
-
-
-def _provider_entry(served: Served, release: tuple[int, int, int]) -> dict[str, Any]:
     # Without usage OpenClaw never compacts, and 2026.3.23 asks unknown servers for none.
-    compat: dict[str, Any] = {"supportsUsageInStreaming": True}
-    if release >= _SINCE_AFFINITY:
-        compat["sendSessionAffinityHeaders"] = True
+    compat = {"supportsUsageInStreaming": True}
     model = {
         "id": served.model,
         "name": f"{served.model} (openclaw-rl)",
@@ -259,51 +187,109 @@ def _provider_entry(served: Served, release: tuple[int, int, int]) -> dict[str, 
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": served.context_length,
         "maxTokens": served.max_tokens,
-        "compat": compat,
+        "compat": {**compat, "sendSessionAffinityHeaders": True} if modern else compat,
     }
-    return {
+    entry = {
         "baseUrl": served.base_url,
         "apiKey": served.api_key or _NO_KEY,
         "api": "openai-completions",
         "models": [model],
     }
+    grant = {"allowConversationAccess": True} if modern else None
+    paths, allowed = _list(plugins, "load", "paths"), _list(plugins, "allow")
+    patch: dict[str, Any] = {
+        "models": {"providers": {PROVIDER: entry}},
+        "plugins": {
+            "entries": {PROVIDER: {"enabled": True, "hooks": grant}},
+            "load": {"paths": list(dict.fromkeys([*paths, str(openclaw.plugin_dir)]))},
+        },
+    }
+    if allowed:  # such a list is exclusive; none is made where there is none
+        patch["plugins"]["allow"] = list(dict.fromkeys([*allowed, PROVIDER]))
+    if default:
+        patch |= _default_model(openclaw.config, f"{PROVIDER}/{served.model}")
+    return _change(openclaw, merge(openclaw.config, patch), _plugin_files())
 
 
-def _change(
-    openclaw: OpenClaw, config: dict[str, Any], plugin: Mapping[str, bytes] | None
-) -> Change:
+def plan_undo(openclaw: OpenClaw) -> Change:
+    """Take out what is ours, and give the default model its old value. Changes that others made
+    meanwhile stay; where there are none, the file is byte for byte what it was."""
+    if PROVIDER.encode() not in openclaw.raw:
+        return Change(openclaw, openclaw.raw, openclaw.config, {})
+    old, before = _read(openclaw.backup_path)
+    plugins, folder = get(openclaw.config, "plugins"), str(openclaw.plugin_dir)
+    paths = [one for one in _list(plugins, "load", "paths") if one != folder]
+    allowed = [one for one in _list(plugins, "allow") if one != PROVIDER]
+    patch: dict[str, Any] = {
+        "models": {"providers": {PROVIDER: None}},
+        "plugins": {
+            "entries": {PROVIDER: None},
+            "load": {"paths": paths or None},
+            "allow": allowed or None,
+        },
+    }
+    # A backup may name our model already: its provider was gone, the default stayed.
+    was = None if _is_ours(default_model(before)) else default_model(before)
+    if _is_ours(default_model(openclaw.config)):
+        patch |= _default_model(openclaw.config, was)
+    config = merge(openclaw.config, patch)
+    if old.strip() and was == default_model(before) and config == merge(before, patch):
+        return Change(openclaw, old, before, {})
+    return _change(openclaw, config, {})
+
+
+def default_model(config: Any) -> Any:
+    """The model that agents have by default, which stands there in one of two ways."""
+    model = get(config, "agents", "defaults", "model")
+    return model if isinstance(model, str) else get(model, "primary")
+
+
+def get(value: Any, *path: str) -> Any:
+    """The value at `path` in plain values; None where there is none."""
+    for name in path:
+        if not isinstance(value, dict) or name not in value:
+            return None
+        value = value[name]
+    return value
+
+
+def merge(value: Any, patch: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """`value` with a JSON merge patch (RFC 7396): objects are merged, null removes, all else
+    replaces. An object that is empty then goes as well. Raises `ConfigError` where what has to be
+    an object is none."""
+    if not isinstance(value, dict | None):
+        raise ConfigError(f"{where} is not an object")
+    merged = dict(value or {})
+    for key, new in patch.items():
+        if isinstance(new, dict):
+            new = merge(merged.get(key), new, f"{where}.{key}".lstrip(".")) or None
+        if new is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = new
+    return merged
+
+
+def _default_model(config: Any, model: str | None) -> dict[str, Any]:
+    """The patch that makes `model` the default, in the way in which it stands there."""
+    plain = isinstance(get(config, "agents", "defaults", "model"), str)
+    return {"agents": {"defaults": {"model": model if plain else {"primary": model}}}}
+
+
+def _is_ours(model: Any) -> bool:
+    return str(model).startswith(f"{PROVIDER}/")
+
+
+def _change(openclaw: OpenClaw, config: dict[str, Any], plugin: Mapping[str, bytes]) -> Change:
     raw = openclaw.raw
     if config != openclaw.config:
         raw = json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
     return Change(openclaw, raw, config, plugin)
 
 
-# -- values --------------------------------------------------------------------------------------
-
-
-def _list(config: Any, path: Keys) -> list[Any]:
-    value = get(config, path)
-    return value if isinstance(value, list) else []
-
-
-def _set(config: dict[str, Any], path: Keys, value: Any) -> None:
-    for depth, name in enumerate(path[:-1], 1):
-        config = config.setdefault(name, {})
-        if not isinstance(config, dict):
-            raise ConfigError(f"{'.'.join(path[:depth])} is not an object")
-    config[path[-1]] = value
-
-
-def _remove(config: Any, path: Keys, before: Any) -> None:
-    """Remove what is at `path`, and the objects around it that are empty then and were not there
-    `before`."""
-    while path:
-        around = get(config, path[:-1])
-        if isinstance(around, dict):
-            around.pop(path[-1], None)
-        path = path[:-1]
-        if get(config, path) != {} or get(before, path) is not None:
-            return
+def _list(value: Any, *path: str) -> list[Any]:
+    found = get(value, *path)
+    return found if isinstance(found, list) else []
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:
@@ -320,36 +306,21 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 # -- files ---------------------------------------------------------------------------------------
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """A JSON5 file and the object that it holds; one that is empty or not there holds none.
+    Errors never quote it."""
     try:
-        return path.read_bytes()
-    except OSError as error:
+        raw = path.read_bytes() if path.exists() else b""
+        config = json5.loads(raw.decode("utf-8-sig")) if raw.strip() else {}
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {type(error).__name__}") from error
-
-
-def _is_json(raw: bytes) -> bool:
-    try:
-        json.loads(raw)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _parse(raw: bytes, path: Path) -> dict[str, Any]:
-    """The object that a JSON5 file holds; an empty file holds none. Errors never quote it."""
-    if not raw.strip():
-        return {}
-    try:
-        config = json.loads(raw) if _is_json(raw) else json5.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {path}: it is not UTF-8") from error
     except (ValueError, RecursionError) as error:
         place = re.match(r"<string>:(\d+) ", str(error))
         line = f": line {place[1]}" if place else ""
         raise ConfigError(f"{path} is not JSON5{line}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: the whole must be an object")
-    return config
+    return raw, config
 
 
 def _installed(environ: Mapping[str, str]) -> str | None:
@@ -358,9 +329,8 @@ def _installed(environ: Mapping[str, str]) -> str | None:
     for folder in Path(command).resolve().parents[:3] if command else ():
         with contextlib.suppress(OSError, ValueError):
             package = json.loads((folder / "package.json").read_text("utf-8"))
-            if get(package, ("name",)) == "openclaw":
-                version = get(package, ("version",))
-                return version if isinstance(version, str) else None
+            if get(package, "name") == "openclaw":
+                return str(get(package, "version"))
     return None
 
 
@@ -370,20 +340,14 @@ def _plugin_files() -> Mapping[str, bytes]:
     shared = Path(sysconfig.get_path("data")) / "share" / "openclaw-rl" / "plugins" / "openclaw"
     for folder in (beside, shared):
         files = _files(folder)
-        if files and "openclaw.plugin.json" in files:
+        if "openclaw.plugin.json" in files:
             return files
     raise ConfigError("the OpenClaw plugin did not come with this installation: reinstall it")
 
 
-def _files(folder: Path) -> dict[str, bytes] | None:
-    """The files of a plugin by name; None where there is no such folder."""
-    if not folder.is_dir():
-        return None
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(folder.iterdir())
-        if path.suffix in (".js", ".json") and path.is_file()
-    }
+def _files(folder: Path) -> dict[str, bytes]:
+    """The files of a plugin by name; none where there is no such folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.js*"))}
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

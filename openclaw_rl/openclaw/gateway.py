@@ -1,22 +1,17 @@
 """Asks the running gateway: what it serves, how it is, and how it takes a request like the
-plugin's. Every answer is plain values; an address that does not answer is `None`."""
+plugin's. An address that does not answer is None."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 
 from openclaw_rl.openclaw.connect import Served, get
-
-_SECONDS = 5.0
-_PROBE_SECONDS = 60.0
-"""A small model on a busy CPU takes its time for the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +33,9 @@ class GatewayClient:
     def served(self) -> Served | None:
         """What it says it serves, or None where none answers as ours does."""
         answer = self._ask("/v1/models")
-        data = get(answer.body, ("data",)) if answer and answer.status == 200 else None
+        data = get(answer.body, "data") if answer and answer.status == 200 else None
         entry = data[0] if isinstance(data, list) and data else {}
-        match [get(entry, (key,)) for key in ("id", "max_model_len", "max_completion_tokens")]:
+        match [get(entry, key) for key in ("id", "max_model_len", "max_completion_tokens")]:
             case [str(name), int(window), int(longest)]:
                 return Served(f"{self.url}/v1", name, window, longest, self.api_key)
         return None
@@ -54,31 +49,29 @@ class GatewayClient:
         headers = {"x-session-id": "openclaw-rl-doctor", "x-turn-type": "side"}
         message = {"role": "user", "content": "ping"}
         body = {"model": model, "max_tokens": 1, "messages": [message]}
-        return self._ask("/v1/chat/completions", _PROBE_SECONDS, body, headers)
+        # A small model on a busy CPU takes its time for the first token.
+        return self._ask("/v1/chat/completions", body, headers, seconds=60.0)
 
     def _ask(
-        self,
-        path: str,
-        seconds: float = _SECONDS,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer | None:
+        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None,
+        seconds: float = 5.0,
+    ) -> Answer | None:  # fmt: skip
         """The answer to a GET, or to a POST where there is a body."""
         own = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         data = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **own, **(headers or {})}
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        direct = build_opener(ProxyHandler({}))
         try:
-            request = urllib.request.Request(self.url + path, data, sent)
             try:
-                response = direct.open(request, timeout=seconds)
-            except urllib.error.HTTPError as error:
+                response = direct.open(Request(self.url + path, data, sent), timeout=seconds)
+            except HTTPError as error:
                 response = error
             with response:
                 raw = response.read()
         except (OSError, HTTPException, ValueError):
             return None
-        found = None
-        with contextlib.suppress(ValueError):
+        try:
             found = json.loads(raw)
+        except ValueError:
+            found = None
         return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, found)

@@ -26,39 +26,20 @@ DATABASE = "openclaw-agent.sqlite"
 _NO_MODEL = ("delivery-mirror", "gateway-injected")
 """What OpenClaw calls the model of a message that it wrote itself; no request holds them."""
 
-_SUMMARY = (
-    "The conversation history before this point was compacted into the following summary:\n\n"
-    "<summary>\n{}\n</summary>"
-)
-_BRANCH = (
-    "The following is a summary of a branch that this conversation came back from:\n\n"
-    "<summary>\n{}\n</summary>"
-)
+_SUMMARY = "{}:\n\n<summary>\n{}\n</summary>"
+_COMPACTED = "The conversation history before this point was compacted into the following summary"
+_BRANCH = "The following is a summary of a branch that this conversation came back from"
 
 
 @dataclass
 class History:
-    """One history of a session. Replies before `begin` are in another one too. `left_out` counts
-    replies that are not in `messages`, by reason; from the first image on, that is all of them."""
+    """One history of a session, as messages of a request; an image is a part of its type. Replies
+    before `begin` are in another history too. `left_out` counts what is no model's reply, by
+    reason."""
 
     messages: list[Message] = field(default_factory=list)
     begin: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
-    _unseen: bool = False
-
-    def add(self, entry: Entry, *, kept: bool = False) -> None:
-        """Take an entry; `kept`: it was in the history before as well."""
-        message = (entry.get("message") if entry.get("type") == "message" else None) or {}
-        reply = message.get("role") == "assistant"
-        reason = _no_reply(message) if reply else ""
-        if not reason:
-            self._unseen = self._unseen or _has_image(message or entry)
-            reason = "image" if self._unseen else ""
-        if not reason:
-            read = _message(entry)
-            self.messages += [] if read is None else [read]
-        elif reply and not kept:
-            self.left_out[reason] += 1
 
 
 def session_folders(state_dir: Path) -> list[Path]:
@@ -87,17 +68,16 @@ def histories(entries: Sequence[Entry]) -> list[History]:
     found = [History()]
     for at, entry in enumerate(path):
         kind = entry.get("type")
-        if kind not in ("compaction", "reset"):
-            found[-1].add(entry)
-            continue
-        found.append(History())
-        if kind == "compaction":
-            found[-1].messages.append(_user(_SUMMARY.format(entry.get("summary") or "")))
-        first = entry.get("firstKeptEntryId")
-        kept = next((i for i in range(at) if first and path[i].get("id") == first), at)
-        for old in path[kept:at]:
-            found[-1].add(old, kept=True)
-        found[-1].begin = len(found[-1].messages)
+        if kind in ("compaction", "reset"):
+            first = entry.get("firstKeptEntryId")
+            kept = next((i for i in range(at) if first and path[i].get("id") == first), at)
+            summary = [_summary(_COMPACTED, entry)] if kind == "compaction" else []
+            messages = [*summary, *filter(None, map(_message, path[kept:at]))]
+            found.append(History(messages, len(messages)))
+        elif reason := _no_reply(entry):
+            found[-1].left_out[reason] += 1
+        elif (message := _message(entry)) is not None:
+            found[-1].messages.append(message)
     return [history for history in found if history.messages or history.left_out]
 
 
@@ -116,8 +96,16 @@ def _path(entries: Sequence[Entry]) -> list[Entry]:
     return path[::-1]
 
 
-def _no_reply(message: Message) -> str:
+def _said(entry: Entry) -> Message:
+    """The message of an entry; empty where it is another kind of entry."""
+    return (entry.get("message") if entry.get("type") == "message" else None) or {}
+
+
+def _no_reply(entry: Entry) -> str:
     """Why an assistant's message is no reply of a model; "" where it is one."""
+    message = _said(entry)
+    if message.get("role") != "assistant":
+        return ""
     if message.get("model") in _NO_MODEL:
         return "not_a_model"
     return "failed_reply" if message.get("stopReason") in ("error", "aborted") else ""
@@ -126,20 +114,23 @@ def _no_reply(message: Message) -> str:
 def _message(entry: Entry) -> Message | None:
     """The entry as a message of a request; None where it is not shown to the model."""
     if entry.get("type") == "custom_message":
-        return _user(_join(entry, "text", "\n"))
+        return {"role": "user", "content": _content(entry)}
     if entry.get("type") == "branch_summary":
-        return _user(_BRANCH.format(entry.get("summary") or ""))
-    message = (entry.get("message") if entry.get("type") == "message" else None) or {}
+        return _summary(_BRANCH, entry)
+    message = _said(entry)
     match message.get("role"):
         case "user":
-            return _user(_join(message, "text", "\n"))
+            return {"role": "user", "content": _content(message)}
         case "toolResult":
             call_id = str(message.get("toolCallId") or "")
-            return {"role": "tool", "tool_call_id": call_id,
-                    "content": _join(message, "text", "\n")}  # fmt: skip
-        case "assistant":
+            return {"role": "tool", "tool_call_id": call_id, "content": _content(message)}
+        case "assistant" if not _no_reply(entry):
             return _reply(message)
     return None
+
+
+def _summary(words: str, entry: Entry) -> Message:
+    return {"role": "user", "content": _SUMMARY.format(words, entry.get("summary") or "")}
 
 
 def _reply(message: Message) -> Message:
@@ -164,17 +155,17 @@ def _reply(message: Message) -> Message:
     return reply
 
 
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
+def _content(message: Message) -> Any:
+    """Its texts as one, or its blocks where there is an image among them."""
+    blocks = _blocks(message)
+    if any(block.get("type") == "image" for block in blocks):
+        return list(blocks)
+    return _join(message, "text", "\n")
 
 
 def _blocks(message: Message) -> Sequence[Mapping[str, Any]]:
     content = message.get("content") or ""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _has_image(message: Message) -> bool:
-    return any(block.get("type") == "image" for block in _blocks(message))
 
 
 def _join(message: Message, kind: str, glue: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
     session_id: str | None = None
     begin: int = 0
-    left_out: Mapping[str, int] | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def find(path: Path) -> list[Path]:
@@ -165,16 +165,18 @@ def _by_message(path: Path, lines: Sequence[tuple[int, Any]]) -> Iterator[Conver
 
 def _until_image(
     where: str,
-    messages: tuple[Message, ...],
-    tools: tuple[Mapping[str, Any], ...],
-    session_id: str | None,
+    messages: Sequence[Message],
+    tools: tuple[Mapping[str, Any], ...] = (),
+    session_id: str | None = None,
+    begin: int = 0,
+    left_out: Mapping[str, int] | None = None,
 ) -> Conversation:
     """A conversation as far as a text model can be shown it: to its first image."""
     images = (i for i, message in enumerate(messages) if isinstance(message["content"], list))
     end = next(images, len(messages))
-    unseen = sum(message["role"] == "assistant" for message in messages[end:])
-    left_out = {"image": unseen} if unseen else None
-    return Conversation(where, messages[:end], tools, session_id, left_out=left_out)
+    unseen = sum(message["role"] == "assistant" for message in messages[max(begin, end) :])
+    counts = {**(left_out or {}), **({"image": unseen} if unseen else {})}
+    return Conversation(where, tuple(messages[:end]), tools, session_id, begin, counts)
 
 
 def _parsed(where: str, messages: Any) -> tuple[Message, ...]:
@@ -222,5 +224,4 @@ def _session(entries: Sequence[Any], where: str) -> Iterator[Conversation]:
             f"{where}: is no session as OpenClaw writes it ({type(error).__name__})"
         ) from None
     for one in found:
-        messages, left_out = tuple(one.messages), dict(one.left_out)
-        yield Conversation(where, messages, (), session_id, one.begin, left_out)
+        yield _until_image(where, one.messages, (), session_id, one.begin, one.left_out)

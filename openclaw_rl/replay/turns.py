@@ -67,7 +67,7 @@ class Reader:
     def turns(self, past: Conversation, now: float, left_out: Counter[str]) -> list[Turn]:
         """The turns of a conversation with their next states, oldest first; replies that give none
         are counted."""
-        left_out.update(past.left_out or {})
+        left_out.update(past.left_out)
         found: list[Turn] = []
         for index, message in enumerate(past.messages):
             if message.get("role") != "assistant" or index < past.begin:

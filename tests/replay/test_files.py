@@ -190,9 +190,10 @@ def test_case_15_a_compaction_begins_another_conversation():
     assert after.begin == 3  # what was kept is history there: its replies are in the first one
 
 
-def test_what_is_no_models_reply_is_counted_and_images_end_the_history():
-    (past,) = histories(
-        entries(
+def test_what_is_no_models_reply_is_counted_and_images_end_the_history(tmp_path):
+    path = write(
+        tmp_path / "s.jsonl",
+        *entries(
             message("user", "a"),
             message("assistant", "half", stopReason="aborted"),
             message("assistant", "mirror", model="delivery-mirror"),
@@ -201,6 +202,7 @@ def test_what_is_no_models_reply_is_counted_and_images_end_the_history():
             message("assistant", "c"),
         ),
     )
+    (past,) = read(path)
     assert said(past) == [("user", "a"), ("assistant", "b")]
     assert past.left_out == {"failed_reply": 1, "not_a_model": 1, "image": 1}
 
