@@ -176,10 +176,9 @@ class EngineConfig(_Section):
     """command line that starts the engine at --engine-url, and is kept up"""
     api_key: Key = _setting("", env="ENGINE_API_KEY")
     """key of the engine (environment or file only)"""
-    adapter_dir: str = ""
-    """folder into which adapters are copied for the engine (default: it reads the checkpoints)"""
     adapter_dir_at_engine: str = ""
-    """the same folder as the engine sees it (default: under the same path)"""
+    """the folder of checkpoints as the engine sees it, which reads its adapters there (default:
+    under the same path)"""
     port: Port = _setting(30100, flag="--engine-port")
     """port of the embedded engine (loopback)"""
     max_streams: PositiveInt = 24
@@ -662,7 +661,6 @@ def hook_args(config: Config) -> Namespace:
         "engine_url": engine.url.rstrip("/") or None,
         "engine_kind": engine.kind if engine.url else "embedded",
         "engine_api_key": engine.api_key or None,
-        "adapter_dir": engine.adapter_dir or None,
         "adapter_dir_at_engine": engine.adapter_dir_at_engine or None,
         "engine_port": engine.port,
         "engine_max_streams": engine.max_streams,

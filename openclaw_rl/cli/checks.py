@@ -47,17 +47,13 @@ def check_model(config: Config) -> None:
 
 def check_data(config: Config) -> None:
     """The folder of the journal must be ours to write."""
-    _writable(config.data.path, "--data")
-
-
-def _writable(folder: str, flag: str) -> None:
-    path = Path(folder).expanduser()
+    path = Path(config.data.path).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigError(f"{flag}: cannot make {path}: {error.strerror}") from error
+        raise ConfigError(f"--data: cannot make {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag}: {path} is not writable")
+        raise ConfigError(f"--data: {path} is not writable")
 
 
 def check_conversations(config: Config) -> list[Path]:
@@ -140,15 +136,12 @@ def check_engine(config: Config) -> None:
         for value, flag in (
             (engine.kind != "auto", "--engine"),
             (engine.command, "--engine-cmd"),
-            (engine.adapter_dir, "--adapter-dir"),
             (engine.adapter_dir_at_engine, "--adapter-dir-at-engine"),
             (config.train.device, "--train-device"),
         ):
             if value:
                 raise ConfigError(f"{flag} belongs to an engine outside: give its --engine-url")
         return
-    if engine.adapter_dir:
-        _writable(engine.adapter_dir, "--adapter-dir")
     with contextlib.suppress(EngineUnavailable):
         asyncio.run(_ask_engine(config))
 

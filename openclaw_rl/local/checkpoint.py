@@ -16,11 +16,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.errors import ConfigError
+
+if TYPE_CHECKING:  # the checks of a start, which look for torch, come this way
+    import torch
 
 _NAME = re.compile(r"version_(\d+)")
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -57,27 +58,24 @@ class Checkpoints:
 
     def save(self, state: TrainState, model: Any, optimizer: torch.optim.Optimizer) -> Path:
         """Write a checkpoint, make it durable, drop the oldest; returns its folder."""
+        import torch
+
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         final = self.root / name_of(state.version)
-        temporary = self.root / f".writing_{state.version:08d}_{os.getpid()}"
-        for left in self.root.glob(".writing_*"):
+        for left in self.root.glob(".writing_*"):  # by a crash or a full disk
             shutil.rmtree(left, ignore_errors=True)
+        partial = self.root / f".writing_{state.version:08d}_{os.getpid()}"
         # Learnt from private conversations; the root may have been there before, open to everybody.
-        temporary.mkdir(mode=0o700)
-        try:
-            # No look-up of the base model for resized embeddings: only the adapter is trained.
-            model.save_pretrained(str(temporary), save_embedding_layers=False)
-            torch.save(optimizer.state_dict(), temporary / OPTIMIZER)
-            self._write_state(temporary / STATE, state)
-            for path in [*temporary.iterdir(), temporary]:
-                _sync(path)
-            if final.exists():
-                shutil.rmtree(final)
-            temporary.rename(final)
-            _sync(self.root)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        partial.mkdir(mode=0o700)
+        # No look-up of the base model for resized embeddings: only the adapter is trained.
+        model.save_pretrained(str(partial), save_embedding_layers=False)
+        torch.save(optimizer.state_dict(), partial / OPTIMIZER)
+        self._write_state(partial / STATE, state)
+        for path in [*partial.iterdir(), partial]:
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _sync(self.root)
         for old in folders(self.root)[max(1, self.keep) :]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -101,6 +99,7 @@ class Checkpoints:
     def load(self, folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> TrainState | None:
         """Load a checkpoint's weights and Adam's moments; None where it cannot be read. Raises
         `ConfigError` where it belongs to another model."""
+        import torch
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
 

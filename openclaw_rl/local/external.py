@@ -5,8 +5,8 @@ anew, and announced with its address (`engine/survey.py`). A new version is load
 (new requests use it), and the old one is unloaded when the gateway has gone over and its last
 request with it has ended, or when no gateway runs: nothing pauses, and nothing is aborted. A
 version that the engine refuses is logged, counted (`adapter_refused`), shown by `openclaw-rl
-status`, and not used. What failed here (a full disk) is tried again. An engine that was away or was
-started anew gets the present version as soon as it answers; training goes on meanwhile.
+status`, and not used. An engine that was away or was started anew gets the present version as soon
+as it answers; training goes on meanwhile.
 
 A name holds the run (`checkpoint.run_of`), the version and a digest of the weights, so equal names
 are equal weights, whoever loaded them.
@@ -18,8 +18,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import shutil
-import tempfile
 import time
 from argparse import Namespace
 from concurrent import futures
@@ -47,8 +45,6 @@ _PAUSE = 1.0
 _SYNC_SECONDS = 2.0
 """How often the engine is asked what it holds."""
 _LISTEN_SECONDS = 2.0
-_PUBLISH_SECONDS = 330
-"""A little longer than the engine client waits for an adapter to be loaded."""
 
 
 def needs_of(args: Namespace) -> Needs:
@@ -66,7 +62,6 @@ class ExternalEngine:
         self._engine_url: str = args.engine_url
         self._kind: str = args.engine_kind
         self._root = Path(args.save).expanduser()
-        self._copies = Path(args.adapter_dir).expanduser() if args.adapter_dir else None
         self._open = contextlib.AsyncExitStack()
         self._lock = asyncio.Lock()
         self._refused: dict[str, str] = {}
@@ -81,7 +76,6 @@ class ExternalEngine:
         cannot do what they ask for, or does not take the first adapter."""
         self._loop = asyncio.get_running_loop()
         self._http = await self._open.enter_async_context(connections(self._args.engine_api_key))
-        # Only names of this run are ever unloaded: others may use the engine too.
         self._run = await asyncio.to_thread(checkpoint.run_of, self._root)
         self._newest = await asyncio.to_thread(self._adapter, version)
         while self.current is None:
@@ -106,10 +100,8 @@ class ExternalEngine:
         self._newest = self._adapter(version)
         if self.url is not None:
             syncing = asyncio.run_coroutine_threadsafe(self._sync(), self._loop)
-            for _ in range(_PUBLISH_SECONDS):  # after that `watch` loads it
-                done, _ = futures.wait([syncing], 1.0)
-                if done or self._args.stop_event.is_set():
-                    break
+            while not (syncing.done() or self._args.stop_event.is_set()):
+                futures.wait([syncing], 1.0)
             if syncing.done():
                 syncing.result()
 
@@ -184,11 +176,7 @@ class ExternalEngine:
         if adapter.name in self._refused:
             return self._refused[adapter.name]
         try:
-            path = await asyncio.to_thread(self._place, adapter)
-        except OSError as error:
-            return f"version {adapter.version}: cannot copy it: {error.strerror}"
-        try:
-            await self._engine.load_adapter(adapter.name, path)
+            await self._engine.load_adapter(adapter.name, self._path(adapter))
         except EngineRefused as error:
             # Perhaps because it took an earlier request whose answer was lost.
             if adapter.name not in await self._engine.adapters():
@@ -201,11 +189,9 @@ class ExternalEngine:
         """Unload versions that no request needs: the gateway says which ones it uses, and one that
         does not listen uses none."""
         assert self.current is not None
-        held = await self._engine.adapters()
-        ours = f"{self._run}-"
-        copies = {path.name: path for path in self._copies.glob(f"{ours}*")} if self._copies else {}
-        old = {name for name in held | copies.keys() if name.startswith(ours)}
-        old -= {self.current.name, self._newest.name}
+        # Only names of this run: others may use the engine too.
+        held = {name for name in await self._engine.adapters() if name.startswith(f"{self._run}-")}
+        old = held - {self.current.name, self._newest.name}
         if not old:
             return
         gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
@@ -215,11 +201,8 @@ class ExternalEngine:
             old -= set(gateway.info.get("in_use", ()))
         for name in sorted(old):
             with contextlib.suppress(EngineError):  # it stays for now, the others go
-                if name in held:
-                    await self._engine.unload_adapter(name)
-                    log.info("[host] unloaded %s: its last request has ended", name)
-                if name in copies:
-                    await asyncio.to_thread(shutil.rmtree, copies[name], True)
+                await self._engine.unload_adapter(name)
+                log.info("[host] unloaded %s: its last request has ended", name)
 
     def _log(self, wrong: str) -> None:
         if wrong != self._logged:
@@ -237,25 +220,10 @@ class ExternalEngine:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
         return Adapter(f"{self._run}-v{version}-{digest}", str(version))
 
-    def _place(self, adapter: Adapter) -> str:
-        """Where the engine finds it, copied there if that was asked for."""
-        folder = self._root / checkpoint.name_of(int(adapter.version))
-        shared = self._copies or self._root
-        if self._copies is not None:
-            target = self._copies / adapter.name
-            if not target.is_dir():
-                self._copies.mkdir(parents=True, exist_ok=True, mode=0o700)
-                # Private (0700), and gone where a copy fails.
-                with tempfile.TemporaryDirectory(dir=self._copies, prefix=".writing-") as partial:
-                    copy = Path(partial) / adapter.name
-                    copy.mkdir(mode=0o700)
-                    for name in (checkpoint.ADAPTER_CONFIG, checkpoint.ADAPTER):
-                        shutil.copyfile(folder / name, copy / name)
-                    copy.rename(target)
-            folder = target
-        if self._args.adapter_dir_at_engine is None:
-            return str(folder.resolve())
-        return f"{self._args.adapter_dir_at_engine.rstrip('/')}/{folder.relative_to(shared)}"
+    def _path(self, adapter: Adapter) -> str:
+        """Where the engine finds it."""
+        root = self._args.adapter_dir_at_engine or str(self._root.resolve())
+        return f"{root.rstrip('/')}/{checkpoint.name_of(int(adapter.version))}"
 
     def _announce(self, adapter: Adapter, refused: str) -> None:
         """Say in the journal what is served where, if that has changed."""

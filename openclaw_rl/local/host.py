@@ -23,9 +23,8 @@ import signal
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -117,37 +116,17 @@ class Host:
         log.info("[host] %s loaded in %.1f s (%s, %s)", type(self.loaded.model).__name__,
                  time.monotonic() - began, self.loaded.dtype, device)  # fmt: skip
 
-    @property
-    def url(self) -> str | None:
-        """Where the policy is served."""
-        return self.serving.url
-
     async def run(self) -> None:
-        """Serve until `stop`; always leaves the engine and the trainer ended."""
-        loop = asyncio.get_running_loop()
-        stopping = asyncio.Event()
-
-        def request_stop() -> None:
-            self.stop.set()
-            stopping.set()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # Refused outside the main thread (tests).
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, request_stop)
+        """Serve until `stop` or a signal; always leaves the engine and the trainer ended."""
         trainer = threading.Thread(target=self._train, name="trainer", daemon=True)
         try:
-            await asyncio.to_thread(self.trainer.resume)
-            # An engine may be slow to come up, or to load what it is told to.
-            if not await _unless(stopping, self.serving.start(self.trainer.state.version)):
-                return
-            log.info("[host] engine at %s, version %s", self.url, self.trainer.state.version)
-            trainer.start()
-            self.started.set()
-            while not self.stop.is_set():
-                await _unless(stopping, self.serving.watch())
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), WATCH_SECONDS)
+            serving = asyncio.create_task(self._serve(trainer))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # Refused outside the main thread (tests).
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
         finally:
             self.stop.set()
             await self.serving.close()
@@ -161,6 +140,17 @@ class Host:
                 self.journal.close()
                 self._alone.close()
             log.info("[host] stopped")
+
+    async def _serve(self, trainer: threading.Thread) -> None:
+        self.trainer.resume()  # nothing is served yet that could wait for it
+        # An engine may be slow to come up, or to load what it is told to.
+        await self.serving.start(self.trainer.state.version)
+        log.info("[host] engine at %s, version %s", self.serving.url, self.trainer.state.version)
+        trainer.start()
+        self.started.set()
+        while not self.stop.is_set():
+            await self.serving.watch()
+            await asyncio.sleep(WATCH_SECONDS)
 
     # -- trainer thread ----------------------------------------------------------------------------
 
@@ -181,16 +171,3 @@ class Host:
         until = time.monotonic() + GIVE_WAY_SECONDS
         while self.serving.busy() and time.monotonic() < until and not self.stop.is_set():
             time.sleep(0.005)
-
-
-async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` was done before `stopping`, which ends it."""
-    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working
-        return working.done()
-    finally:
-        working.cancel()
-        stopped.cancel()

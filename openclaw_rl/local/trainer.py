@@ -102,17 +102,25 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train until `stop` is set or `args.num_rollout` batches are done.
+        """Train until `stop` is set or `args.num_rollout` batches are done, over all starts.
 
         A failing hook ends training (the batch is given back; serving is not this thread's
         business). Any other failure of a batch is tried again, then the batch is dropped.
         """
         pause = FIRST_PAUSE
-        while not self.stop.is_set() and not self.finished():
+        while not self.stop.is_set():
             rollout_id = self.state.rollout_id + 1
+            if self.args.num_rollout and rollout_id >= self.args.num_rollout:
+                log.info("[train] %s rollouts are done; serving goes on", rollout_id)
+                return
             try:
                 self.settle_leases()  # what a failed attempt left open
-                self.one_rollout(rollout_id)
+                began = time.monotonic()
+                output = self.rollout(self.args, rollout_id, None, evaluation=False)
+                # Older rollout functions of slime return the samples themselves.
+                samples = flatten(getattr(output, "samples", output) or [])
+                if samples and not self.stop.is_set():
+                    self.train(samples, rollout_id, time.monotonic() - began)
                 pause = FIRST_PAUSE
             except (HookError, ConfigError):
                 self._give_back(rollout_id)
@@ -126,32 +134,20 @@ class Trainer:
                 log.debug("[train] traceback", exc_info=error)
                 with contextlib.suppress(JournalError):  # perhaps the very thing that failed
                     self.journal.count("train_failures")
-                self._restore()
+                # Weights and optimiser as last saved: a failed batch leaves nothing behind.
+                self.learner.optimizer.zero_grad(set_to_none=True)
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                self.checkpoints.load_newest(self.model, self.learner.optimizer)
                 self.stop.wait(pause)
-                pause = min(LONGEST_PAUSE, 2 * pause)
-        if self.stop.is_set():
-            self._give_back(self.state.rollout_id + 1)
-        elif self.finished():
-            log.info("[train] %s rollouts are done; serving goes on", self.args.num_rollout)
-
-    def finished(self) -> bool:
-        """Whether `args.num_rollout` rollouts are done, over all starts."""
-        limit = self.args.num_rollout
-        return bool(limit) and self.state.rollout_id + 1 >= limit
-
-    def one_rollout(self, rollout_id: int) -> None:
-        """Wait for a batch and train on it, unless the rollout gave none."""
-        began = time.monotonic()
-        output = self.rollout(self.args, rollout_id, None, evaluation=False)
-        # Older rollout functions of slime return the samples themselves.
-        samples = flatten(getattr(output, "samples", output) or [])
-        if samples and not self.stop.is_set():
-            self.train(samples, rollout_id, time.monotonic() - began)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        self._give_back(self.state.rollout_id + 1)
 
     def train(
         self, samples: Sequence[Sample], rollout_id: int, waited: float = 0.0
     ) -> list[StepReport]:
-        """Learn one batch and carry it through to `mark_trained` (or to dropping it)."""
+        """Learn one batch and carry it through to `mark_trained` (or to dropping it). `waited`:
+        seconds that the rollout took."""
         began = time.monotonic()
         data = self.convert(self.args, list(samples))
         if not data["tokens"]:
@@ -171,11 +167,12 @@ class Trainer:
             self.publish(state.version, self._weights())
         else:
             self.state = TrainState(self.state.version, rollout_id, dropped)
+        self._finish(rollout_id)
+        took = time.monotonic() - began
         for report in reports:
             if report.skipped is not None:
                 self.journal.count(f"step_skipped_{report.skipped}")
-        self._finish(rollout_id)
-        self._report(rollout_id, len(data["tokens"]), reports, waited, time.monotonic() - began)
+            self._say(report, rollout_id, f"rollout {waited:.1f} s, train {took:.1f} s")
         return reports
 
     # -- parts -------------------------------------------------------------------------------------
@@ -206,52 +203,34 @@ class Trainer:
     def _give_back(self, rollout_id: int) -> int:
         return self.journal.give_back(rollout_id, self.args.host_name, time.time())
 
-    def _restore(self) -> None:
-        """Weights and optimiser as last saved: a failed batch leaves nothing behind."""
-        self.learner.optimizer.zero_grad(set_to_none=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        self.checkpoints.load_newest(self.model, self.learner.optimizer)
-
     def _weights(self) -> dict[str, torch.Tensor]:
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self.model)
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
-    def _report(
-        self,
-        rollout_id: int,
-        samples: int,
-        reports: Sequence[StepReport],
-        waited: float,
-        took: float,
-    ) -> None:
-        """A line of log for each step, and for `status` and `/metrics` how far engine and trainer
-        were apart on its tokens; `truncated`: which share of them had its importance weight cut
-        (mean over turns)."""
-        for report in reports:
-            outcome = "" if report.skipped is None else f" · SKIPPED ({report.skipped})"
-            log.info(
-                "[train] rollout %d · version %d · %d turns in %d samples · reward %+.2f · "
-                "%.0f tokens a turn · loss %.4f · grad %.3f · logprob diff %.4f (max %.2f) · "
-                "rollout %.1f s, train %.1f s%s",
-                rollout_id, self.state.version, report.turns, samples, report.reward,
-                report.trained_tokens / max(1, report.turns),
-                report.loss, report.grad_norm, report.logprob_diff, report.logprob_diff_max,
-                waited, took, outcome,
-            )  # fmt: skip
-            log.debug("[train] metrics %s", {k: round(v, 5) for k, v in report.metrics.items()})
-            cut = report.metrics.get("tis_clipfrac")
-            info = {
-                "rollout": rollout_id,
-                "mean": round(report.logprob_diff, 6),
-                "max": round(report.logprob_diff_max, 6),
-                "tokens": report.compared_tokens,
-                "truncated": None if cut is None else round(cut, 6),
-                "skipped": report.skipped,
-            }
-            self.journal.publish("trainer", "", info, time.time())
+    def _say(self, report: StepReport, rollout_id: int, times: str) -> None:
+        """A line of log, and for `status` and `/metrics` how far engine and trainer were apart on
+        the step's tokens; `truncated`: which share of them had its importance weight cut."""
+        log.info(
+            "[train] rollout %d · version %d · %d turns · reward %+.2f · %.0f tokens a turn · "
+            "loss %.4f · grad %.3f · logprob diff %.4f (max %.2f) · %s%s",
+            rollout_id, self.state.version, report.turns, report.reward,
+            report.trained_tokens / max(1, report.turns), report.loss, report.grad_norm,
+            report.logprob_diff, report.logprob_diff_max, times,
+            "" if report.skipped is None else f" · SKIPPED ({report.skipped})",
+        )  # fmt: skip
+        log.debug("[train] metrics %s", {k: round(v, 5) for k, v in report.metrics.items()})
+        cut = report.metrics.get("tis_clipfrac")
+        info = {
+            "rollout": rollout_id,
+            "mean": round(report.logprob_diff, 6),
+            "max": round(report.logprob_diff_max, 6),
+            "tokens": report.compared_tokens,
+            "truncated": None if cut is None else round(cut, 6),
+            "skipped": report.skipped,
+        }
+        self.journal.publish("trainer", "", info, time.time())
 
 
 def _left_out(samples: Sequence[Sample], reports: Sequence[StepReport]) -> dict[str, list[str]]:

@@ -27,12 +27,10 @@ URL = "http://127.0.0.1:8000"
         ({"engine.kind": "vllm"}, "--engine belongs to an engine outside"),
         ({"engine.command": "vllm serve x"}, "--engine-cmd belongs"),
         ({"train.device": "cuda:1"}, "--train-device belongs"),
-        ({"engine.adapter_dir": "adapters"}, "--adapter-dir belongs"),
         ({"engine.adapter_dir_at_engine": "/mnt"}, "--adapter-dir-at-engine belongs"),
         ({"engine.url": f"{URL}/v1", "engine.kind": "vllm"}, "give the server itself"),
         ({"engine.url": f"{URL}/v1/completions"}, "--engine-url: give the server itself"),
         ({"judge.teacher_url": f"{URL}/v1"}, "--teacher-url: give the server itself"),
-        ({"engine.url": URL, "engine.adapter_dir": "/proc/none"}, "--adapter-dir: cannot make"),
         ({"train.tis_clip": "-0.5"}, "--tis-clip -0.5: must be -1, or at least 0"),
     ],
 )

@@ -118,12 +118,15 @@ def test_a_torn_checkpoint_gives_way_to_an_older_one(tmp_path, torn):
     assert at(tmp_path).load_newest(model, optimizer)[0].version == 1
 
 
-def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_write_is_no_checkpoint_and_goes_with_the_next(tmp_path, monkeypatch):
     model = peft_model(dtype=torch.float32)
-    monkeypatch.setattr(checkpoint.torch, "save", lambda *a: (_ for _ in ()).throw(OSError(28)))
-    with pytest.raises(OSError, match="28"):
-        at(tmp_path).save(TrainState(1, 1), model, optimizer_of(model))
-    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", lambda *a: (_ for _ in ()).throw(OSError(28)))
+        with pytest.raises(OSError, match="28"):
+            at(tmp_path).save(TrainState(1, 1), model, optimizer_of(model))
+    assert checkpoint.folders(tmp_path) == []
+    at(tmp_path).save(TrainState(2, 2), model, optimizer_of(model))
+    assert [path.name for path in tmp_path.iterdir()] == ["version_00000002"]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
-import os
 import shutil
 import threading
 import time
@@ -40,7 +38,7 @@ class Stand:
         self.args = Namespace(
             **{
                 "engine_url": fake.url, "engine_kind": "auto", "engine_api_key": None,
-                "save": str(self.root), "adapter_dir": None, "adapter_dir_at_engine": None,
+                "save": str(self.root), "adapter_dir_at_engine": None,
                 "rollout_temperature": 1.0, "w_opd": 1.0, "opd_top_k": 0,
                 "stop_event": threading.Event(),
             }
@@ -351,66 +349,13 @@ async def test_the_start_waits_for_the_engine(
     assert stand.policy()["weight_version"] == "3"
 
 
-async def test_adapters_are_copied_to_where_the_engine_sees_them(
+async def test_an_engine_elsewhere_reads_the_checkpoints_under_its_own_path(
     fake: FakeEngine, tmp_path: Path
 ) -> None:
-    copies = tmp_path / "copies"
-    stand = Stand(tmp_path, fake, adapter_dir=str(copies), adapter_dir_at_engine="/mnt/adapters/")
-    stand.save(0, b"abc")
-    await stand.serving.start(0)
-    (name,) = fake.adapters
-    assert fake.adapters[name] == f"/mnt/adapters/{name}"
-    assert (copies / name / checkpoint.ADAPTER).read_bytes() == b"abc"
-    await stand.publish(1)
-    stand.gateway_uses(stand.policy()["adapter"], [])
-    await stand.look()
-    assert [path.name for path in copies.iterdir()] == [stand.policy()["adapter"]]
-    await stand.serving.close()
-    stand.journal.close()
-
-
-async def test_copies_are_private_and_those_that_an_engine_forgot_go_too(
-    fake: FakeEngine, tmp_path: Path
-) -> None:
-    copies = tmp_path / "copies"
-    (copies / "theirs").mkdir(parents=True)
-    stand = Stand(tmp_path, fake, adapter_dir=str(copies))
-    stand.save(0)
-    await stand.serving.start(0)
-    stand.gateway_uses(stand.policy()["adapter"], [])
-    await fake.stop()
-    await fake.start()
-    await stand.publish(1)
-    present = stand.policy()["adapter"]
-    assert {path.name for path in copies.iterdir()} > {"theirs", present}
-    stand.gateway_uses(present, [])
-    await stand.look()
-    assert {path.name for path in copies.iterdir()} == {"theirs", present}
-    assert (copies / present).stat().st_mode & 0o077 == 0
-    await stand.serving.close()
-    stand.journal.close()
-
-
-async def test_what_fails_here_is_tried_again_and_leaves_nothing(
-    fake: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    stand = Stand(tmp_path, fake, adapter_dir=str(tmp_path / "copies"))
-    stand.save(0)
-    await stand.serving.start(0)
-    first = stand.policy()["adapter"]
-    with monkeypatch.context() as patch:
-        patch.setattr(external.shutil, "copyfile", full)
-        await stand.publish(1)
-        await stand.look()
-    assert stand.policy()["refused"] == "version 1: cannot copy it: No space left on device"
-    assert stand.journal.outcomes().counters["adapter_refused"] == 1, "told once"
-    assert [path.name for path in (tmp_path / "copies").iterdir()] == [first]
-    await stand.look()
-    assert stand.policy()["weight_version"] == "1"
-    assert "refused" not in stand.policy()
+    stand = Stand(tmp_path, fake, adapter_dir_at_engine="/mnt/checkpoints/")
+    stand.save(3)
+    await stand.serving.start(3)
+    assert list(fake.adapters.values()) == [f"/mnt/checkpoints/{checkpoint.name_of(3)}"]
     await stand.serving.close()
     stand.journal.close()
 

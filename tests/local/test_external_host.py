@@ -12,7 +12,6 @@ import pytest
 
 from openclaw_rl.journal import Journal
 from openclaw_rl.local import checkpoint
-from openclaw_rl.local.host import _unless
 from openclaw_rl.types import State, Verdict
 from tests.fakes.vllm import FakeVLLM
 from tests.journal.build import record
@@ -95,12 +94,3 @@ async def test_the_embedded_engine_is_what_there_is_without_an_address(
             assert "adapter" not in info(journal, "policy")
 
     await asyncio.to_thread(scenario)
-
-
-async def test_what_takes_minutes_does_not_hold_up_a_stop() -> None:
-    stopping = asyncio.Event()
-    loading = asyncio.create_task(_unless(stopping, asyncio.sleep(600)))
-    await asyncio.sleep(0)
-    stopping.set()
-    assert await asyncio.wait_for(loading, 5) is False
-    assert await _unless(asyncio.Event(), asyncio.sleep(0)) is True

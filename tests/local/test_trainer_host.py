@@ -280,9 +280,9 @@ run_host(Namespace(**json.loads(sys.argv[1])))
 """
 
 
-def _start(args: Namespace) -> subprocess.Popen[bytes]:
+def _start(args: Namespace, **how: Any) -> subprocess.Popen[bytes]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(vars(args))], env=env)
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(vars(args))], env=env, **how)
 
 
 def _until_alive(journal: Journal, process: subprocess.Popen[bytes]) -> None:
@@ -292,6 +292,17 @@ def _until_alive(journal: Journal, process: subprocess.Popen[bytes]) -> None:
         return policy is not None and policy.info["pid"] == process.pid
 
     until(up, 120)
+
+
+def test_an_engine_that_is_waited_for_does_not_hold_up_a_stop(model_dir, tmp_path):
+    args = arguments(model_dir, tmp_path, engine_url="http://127.0.0.1:1", engine_kind="vllm")
+    with _start(args, stderr=subprocess.PIPE) as process:
+        try:
+            assert any(b"waiting for the engine" in line for line in process.stderr)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
