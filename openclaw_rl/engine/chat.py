@@ -23,10 +23,9 @@ SHOWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Marks that reply parsers usually read, so they stay in the text even if the tokenizer calls them
 special; `ChatTokenizer.showing` sets others."""
 
-_BYTE_SPACES = str.maketrans("", "", "\u0120\u010a\u0109\u010d")
-"""How byte-level vocabularies write space, newline, tab and carriage return."""
-_NFC_SHRINKS = 4
-"""Characters that Unicode composition may make one."""
+CHARACTERS_A_TOKEN = 100
+"""More than any text has on average: one of a context's length times this need not be tokenised (a
+second for a million characters) to know that it does not fit."""
 _CHARACTER_TOKENS = 4
 """Tokens that one character may take: UTF-8 has at most 4 bytes. What is still no character then
 never will be, and the reader sees the replacement character."""
@@ -53,27 +52,24 @@ class ChatTokenizer:
     own limit in tokens (None if it does not say; the engine's may be lower); `vocab_size` the ids
     that the model has: a few more than the tokenizer, often."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        *,
-        eos_ids: Iterable[int],
-        context_length: int | None,
-        vocab_size: int | None = None,
-    ):
+    def __init__(self, tokenizer: Any, config: Mapping[str, Any], generation: Mapping[str, Any]):
+        """Of a tokenizer of `transformers`, the model's configuration and its generation
+        settings. Raises ConfigError where it cannot chat."""
         if not tokenizer.chat_template:
             raise ConfigError("the model's tokenizer has no chat template; serve a chat model")
         if not getattr(tokenizer, "backend_tokenizer", None):
             raise ConfigError("the model's tokenizer has no tokenizer.json, which is needed")
+        config = {**config, **(config.get("text_config") or {})}
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer)
-        self._longest = _longest_token(self._backend)
-        self.context_length = context_length
-        self.vocab_size = vocab_size
+        self.context_length: int | None = config.get("max_position_embeddings")
+        self.vocab_size: int | None = config.get("vocab_size")
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self.added_tokens: Mapping[str, int] = {t.content: id_ for id_, t in added.items()}
-        end = self._template.end_of_reply(self.added_tokens)
-        self.eos_ids = frozenset(eos_ids) | ({end} if end is not None else set())
+        told = generation.get("eos_token_id", config.get("eos_token_id"))
+        ends = {*(told if isinstance(told, list) else [told]), tokenizer.eos_token_id}
+        ends.add(self._template.end_of_reply(self.added_tokens))
+        self.eos_ids: frozenset[int] = frozenset(ends - {None})
         self._ends = {token: self._decode([token]) for token in self.eos_ids}
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
         self._hidden = self._all_hidden(SHOWN)
@@ -89,21 +85,8 @@ class ChatTokenizer:
             raise ConfigError(
                 f"no tokenizer could be loaded from {str(model_path)!r} ({type(error).__name__})"
             ) from None
-        config = _read_json(model_path, "config.json")
-        config |= config.get("text_config") or {}
-        generation = _read_json(model_path, "generation_config.json")
-        eos: set[int] = set()
-        for value in (
-            generation.get("eos_token_id", config.get("eos_token_id")),
-            tokenizer.eos_token_id,
-        ):
-            eos.update(value if isinstance(value, list) else [] if value is None else [value])
-        return cls(
-            tokenizer,
-            eos_ids=eos,
-            context_length=config.get("max_position_embeddings"),
-            vocab_size=config.get("vocab_size"),
-        )
+        names = ("config.json", "generation_config.json")
+        return cls(tokenizer, *(_read_json(model_path, name) for name in names))
 
     @property
     def template(self) -> str:
@@ -135,17 +118,6 @@ class ChatTokenizer:
         except (UnicodeEncodeError, TypeError):
             raise EngineRefused(400, "a message is not valid Unicode (lone surrogate)") from None
         return cast(list[int], encoding.ids)
-
-    def fewest(self, text: str, limit: int) -> int:
-        """A number of tokens that `text` certainly has, without tokenising it (a second for a
-        million characters); 0 where that cannot be said, or is surely below `limit`.
-
-        A token stands for no more characters than it has itself. White space is left out on both
-        sides: added tokens may swallow any amount of it.
-        """
-        if not self._longest or len(text) < limit * self._longest:
-            return 0
-        return -(-len("".join(text.split())) // self._longest)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a reply: what a `stream()` of the same ids shows altogether."""
@@ -265,19 +237,6 @@ class TextStream:
         self._shown = end - self._shown
         self._shown_text = self._decode(self._ids[: self._shown])
         return new
-
-
-def _longest_token(backend: Any) -> int:
-    """The most characters of a text that one token may stand for; 0 where that cannot be said: not
-    byte-level BPE, or text rewritten in other ways than NFC before it is read."""
-    normalizer = backend.normalizer
-    known = normalizer is None or type(normalizer).__name__ == "NFC"
-    byte_level = "ByteLevel" in str(backend.pre_tokenizer)
-    if not known or not byte_level or type(backend.model).__name__ != "BPE":
-        return 0
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    longest = max((len(token.translate(_BYTE_SPACES)) for token in vocabulary), default=0)
-    return longest * (1 if normalizer is None else _NFC_SHRINKS)
 
 
 def _read_json(model_path: str | Path, name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +28,7 @@ import aiohttp
 
 from openclaw_rl.engine.sglang import SGLang
 from openclaw_rl.engine.transport import NO_REASON, RETRIED_STATUS, Lost, Transport, reason_of
-from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, join
+from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, joined
 from openclaw_rl.engine.vllm import VLLM, models_of
 from openclaw_rl.errors import ContextOverflow, EngineRefused, EngineUnavailable
 
@@ -174,7 +174,7 @@ class EngineClient:
             try:
                 async with sending as exchange:
                     while not exchange.finished and (payloads := await exchange.receive()):
-                        for delta in _joined(map(read, payloads)):
+                        for delta in joined(map(read, payloads)):
                             finish = delta.finish
                             exchange.finished = exchange.finished or finish is not None
                             if finish is not None and finish.type == "abort":
@@ -231,7 +231,7 @@ class EngineClient:
     async def model_info(self) -> dict[str, Any]:
         """What the engine says of its model: `model_path`, `context_length` where it tells. Raises
         EngineUnavailable, and EngineError for an answer that says nothing of it."""
-        return self._api.info(await self._transport.fetch(*self._api.info_paths))
+        return self._api.info(await self._transport.fetch(self._api.info_path))
 
     async def models(self) -> list[dict[str, Any]]:
         """The engine's own list of models and adapters (entries with a `parent`)."""
@@ -256,10 +256,9 @@ class EngineClient:
             await asyncio.wait(self._aborts)
 
     def _spawn_abort(self, engine_rid: str) -> None:
-        """Not awaited by a reader that is being cancelled. An engine without an id to abort by
-        sees the connection close."""
-        if self.abilities.abort_by_id:
-            asking = self._transport.ask("POST", "/abort_request", {"rid": engine_rid})
+        """Not awaited by a reader that is being cancelled."""
+        if (path := self._api.abort_path) is not None:
+            asking = self._transport.ask("POST", path, {"rid": engine_rid})
             task: asyncio.Task[object] = asyncio.create_task(asking)
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
@@ -283,16 +282,3 @@ def _rest_of(sampling: Mapping[str, Any], budget: int, got: int) -> dict[str, An
     if params.get("min_new_tokens"):
         params["min_new_tokens"] = max(0, params["min_new_tokens"] - got)
     return params
-
-
-def _joined(deltas: Iterator[Delta]) -> list[Delta]:
-    """The deltas up to the finish; those that follow each other are one where nothing is lost."""
-    result: list[Delta] = []
-    for delta in deltas:
-        if result and (joined := join(result[-1], delta)) is not None:
-            result[-1] = joined
-        else:
-            result.append(delta)
-        if delta.finish is not None:
-            break
-    return result

@@ -36,11 +36,12 @@ class SGLang:
     The version of a token is the adapter's that was asked for; without one, what the engine says.
     """
 
-    abilities = Abilities(top_logprobs=256, abort_by_id=True, any_temperature=True)
+    abilities = Abilities(top_logprobs=256, any_temperature=True)
     path = "/generate"
     """Where texts are generated and scored."""
-    info_paths: tuple[str, ...] = ("/model_info", "/get_model_info")
-    """Where the model is told, newest first."""
+    info_path = "/model_info"
+    abort_path: str | None = "/abort_request"
+    """None: a request ends when its connection closes."""
     load_path, unload_path = "/load_lora_adapter", "/unload_lora_adapter"
 
     def __init__(self, abilities: Abilities = abilities) -> None:
@@ -93,7 +94,7 @@ class SGLang:
         return Scores(values, candidates(len(wanted), places))
 
     def info(self, answer: Any) -> dict[str, Any]:
-        """Of an answer from `info_paths`: `model_path` and `context_length`, where told."""
+        """Of the answer from `info_path`: `model_path` and `context_length`, where told."""
         if not isinstance(answer, dict):
             raise EngineError("the engine does not tell its model")
         return answer

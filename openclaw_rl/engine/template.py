@@ -14,6 +14,7 @@ way, three times as fast, if that gives the same text of a probe.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,15 +26,6 @@ from jinja2.utils import Namespace
 
 from openclaw_rl.errors import EngineRefused
 
-_RESERVED = frozenset(
-    {
-        *("conversation", "messages", "tools", "chat_template", "tokenize"),
-        *("add_generation_prompt", "continue_final_message", "padding", "truncation"),
-        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-        *("tokenizer_kwargs", "processor_kwargs"),
-    }
-)
-"""Arguments of `apply_chat_template` that are ours, not the template's."""
 _DICT_METHODS = frozenset(dir(dict))
 _NO_REASONING = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 """A message with other keys may have reasoning under one of the names that templates know."""
@@ -57,15 +49,18 @@ class ChatTemplate:
     """Of `tokenizer`, a tokenizer of `transformers`. Messages must be plain JSON values."""
 
     def __init__(self, tokenizer: Any) -> None:
+        from transformers.utils import chat_template_utils
+
+        self._utils: Any = chat_template_utils
         self._tokenizer = tokenizer
         self._compiled: dict[str, Any] = {}
-        self._utils: Any = None
-        with suppress(ImportError):
-            from transformers.utils import chat_template_utils
-
-            self._utils = chat_template_utils
+        # What `apply_chat_template` is told by us; all else is the template's.
+        options = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._ours = {*options, "messages"} - {"documents", "kwargs"}
         self._quick = self._is_quick_way_the_same()
-        self._arguments_as_text = self._takes_arguments_as_text()
+        # Others want arguments parsed, and would write a quoted string of the text.
+        call = {"role": "assistant", "content": "", "tool_calls": [_call(_ARGUMENTS)]}
+        self._arguments_as_text = _ARGUMENTS in self._try([_USER, call])
         self._system_anywhere = all(_MARK in self._try(probe) for probe in _LATE_SYSTEM)
 
     @property
@@ -81,7 +76,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt up to where the assistant speaks. Raises EngineRefused(400)."""
         kwargs = dict(template_kwargs or {})
-        if ours := sorted(_RESERVED & kwargs.keys()):
+        if ours := sorted(self._ours & kwargs.keys()):
             raise EngineRefused(400, f"chat_template_kwargs may not set {', '.join(ours)}")
         if not self._system_anywhere:
             messages = only_at_the_beginning(messages)
@@ -115,12 +110,6 @@ class ChatTemplate:
         elif not self._arguments_as_text:
             plain["tool_calls"] = [_parsed(call) for call in plain["tool_calls"]]
         return plain
-
-    def _takes_arguments_as_text(self) -> bool:
-        """Whether the template takes a call's arguments as JSON text and writes them unchanged.
-        Others want them parsed, and would write a quoted string of the text."""
-        call = {"role": "assistant", "content": "", "tool_calls": [_call(_ARGUMENTS)]}
-        return _ARGUMENTS in self._try([_USER, call])
 
     def _try(self, messages: list[dict[str, Any]]) -> str:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -178,22 +178,18 @@ class Transport:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
-    async def fetch(self, *paths: str) -> Any:
-        """The JSON of a GET of the first of `paths` that the engine knows. Raises
-        EngineUnavailable, and EngineRefused where it knows none."""
-        for path in paths:
-            status, body = await self.ask("GET", path) or (503, b"")
-            if status == 404:
-                continue
-            if status in (401, 403):
-                raise EngineRefused(status, "the engine refuses our key (ENGINE_API_KEY)")
-            try:
-                if status < 400:
-                    return orjson.loads(body)
-            except ValueError:
-                pass
-            raise EngineUnavailable(f"the engine does not answer {path} ({status})")
-        raise EngineRefused(404, f"the engine knows no {' and no '.join(paths)}")
+    async def fetch(self, path: str) -> Any:
+        """The JSON of a GET. Raises EngineUnavailable, and EngineRefused where the engine knows no
+        such path, or not our key."""
+        status, body = await self.ask("GET", path) or (503, b"")
+        if status == 404:
+            raise EngineRefused(404, f"the engine knows no {path}")
+        if status in (401, 403):
+            raise EngineRefused(status, "the engine refuses our key (ENGINE_API_KEY)")
+        with suppress(ValueError):
+            if status < 400:
+                return orjson.loads(body)
+        raise EngineUnavailable(f"the engine does not answer {path} ({status})")
 
     def _authorization(self) -> dict[str, str]:
         key = self._key()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from openclaw_rl.errors import EngineError
@@ -54,23 +54,30 @@ class Delta:
     top: list[Candidates] | None = None
 
 
-def join(first: Delta, second: Delta) -> Delta | None:
-    """Both as one, or None where that would lose something (another version, a gap in log-probs).
-
-    `first` must not have a finish.
-    """
-    if first.version != second.version or (first.top is None) != (second.top is None):
-        return None
-    if first.logprobs is None or second.logprobs is None:
-        return None
-    return Delta(
-        ids=first.ids + second.ids,
-        logprobs=first.logprobs + second.logprobs,
-        version=first.version,
-        finish=second.finish,
-        cached_tokens=max(first.cached_tokens, second.cached_tokens),
-        top=None if first.top is None or second.top is None else first.top + second.top,
-    )
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """`deltas` up to the finish, those that follow each other as one where that loses nothing (not
+    across versions, nor over a gap in log-probs)."""
+    result: list[Delta] = []
+    for delta in deltas:
+        last = result[-1] if result else None
+        if (
+            last is not None
+            and last.version == delta.version
+            and (last.logprobs is not None and delta.logprobs is not None)
+            and (last.top is None) == (delta.top is None)
+        ):
+            result[-1] = replace(
+                delta,
+                ids=last.ids + delta.ids,
+                logprobs=last.logprobs + delta.logprobs,
+                cached_tokens=max(last.cached_tokens, delta.cached_tokens),
+                top=None if delta.top is None else [*(last.top or ()), *delta.top],
+            )
+        else:
+            result.append(delta)
+        if delta.finish is not None:
+            break
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,6 @@ class Abilities:
 
     top_logprobs: int
     """Most candidates of a position."""
-    abort_by_id: bool
-    """Else a request ends by closing its connection."""
     any_temperature: bool
     """Log-probs are at the temperature sampled from. Else they are given at temperature 1, and
     are missing otherwise."""

@@ -52,9 +52,10 @@ class VLLM:
     """The same for vLLM as `SGLang` for SGLang; see there for the methods. `abilities` are those
     of a vLLM started with its defaults (`--max-logprobs 20`, raw log-probs) until more is known."""
 
-    abilities = Abilities(top_logprobs=20, abort_by_id=False, any_temperature=False)
+    abilities = Abilities(top_logprobs=20, any_temperature=False)
     path = "/v1/completions"
-    info_paths: tuple[str, ...] = ("/v1/models",)
+    info_path = "/v1/models"
+    abort_path: str | None = None
     load_path, unload_path = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
     def __init__(self, abilities: Abilities = abilities) -> None:

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from cachetools import LRUCache
 
-from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
+from openclaw_rl.engine.chat import CHARACTERS_A_TOKEN, ChatTokenizer, KnownPrompt, text_sha
 from openclaw_rl.gateway.status import Metrics
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.types import Placement
@@ -104,7 +104,7 @@ class Prompts:
             messages[index] = replies.get(turn_id, messages[index])
         work = functools.partial(self._render, request, messages, parent)
         text, known_ids = work() if size <= INLINE_CHARS else await self._in_thread(work)
-        if limit is not None and (fewest := self._tokenizer.fewest(text, limit)) >= limit:
+        if limit is not None and (fewest := len(text) // CHARACTERS_A_TOKEN) >= limit:
             raise prompt_too_long(fewest, limit)
         return Prompt(
             messages=tuple(messages),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
+from openclaw_rl.engine.chat import CHARACTERS_A_TOKEN, ChatTokenizer, KnownPrompt, text_sha
 from openclaw_rl.errors import ConfigError, EngineRefused
 from openclaw_rl.replay.files import Conversation
 from openclaw_rl.session.canonical import (
@@ -87,8 +87,8 @@ class Reader:
         followed = _followed(past.messages, index)
         _check(history, reply, followed)
         prompt = self.tokenizer.render(history, past.tools)
-        if self.tokenizer.fewest(prompt, self.context_length) >= self.context_length:
-            raise _LeftOut("too_long")  # to tokenise it would take seconds a megabyte
+        if len(prompt) // CHARACTERS_A_TOKEN >= self.context_length:
+            raise _LeftOut("too_long")
         whole = self.tokenizer.render((*history, reply), past.tools)
         output = self.tokenizer.reply_ids(prompt, whole)
         if output is None or not self._writes(reply, output, prompt, past.tools):

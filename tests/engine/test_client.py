@@ -14,7 +14,7 @@ from aiohttp import web
 
 from openclaw_rl.engine.client import EngineClient, open_engine
 from openclaw_rl.engine.transport import connections
-from openclaw_rl.engine.types import Delta, Finish, Reply, collect, join
+from openclaw_rl.engine.types import Delta, Finish, Reply, collect, joined
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from tests.fakes.engine import EOS_ID, FakeEngine, Fault, logprob_of
 
@@ -610,11 +610,14 @@ async def test_an_unknown_kind_of_server_is_an_error_at_once(
 
 def test_deltas_join_only_where_nothing_is_lost() -> None:
     a, b = Delta([1], [-0.1], "0", None, 3), Delta([2, 3], [-0.2, -0.3], "0", Finish("stop", 3))
-    assert join(a, b) == Delta([1, 2, 3], [-0.1, -0.2, -0.3], "0", Finish("stop", 3), 3)
-    assert join(a, Delta([2], [-0.2], "1")) is None
-    assert join(a, Delta([2], None, "0")) is None
-    assert join(Delta([1], None, "0"), b) is None
-    assert join(a, Delta([2], [-0.2], "0", top=[[(-0.2, 2)]])) is None
+    assert joined([a, b, a]) == [Delta([1, 2, 3], [-0.1, -0.2, -0.3], "0", Finish("stop", 3), 3)]
+    for apart in (
+        [a, Delta([2], [-0.2], "1")],
+        [a, Delta([2], None, "0")],
+        [Delta([1], None, "0"), b],
+        [a, Delta([2], [-0.2], "0", top=[[(-0.2, 2)]])],
+    ):
+        assert joined(apart) == apart
 
 
 async def test_a_reply_that_nobody_reads_along_comes_in_few_pieces(

@@ -228,7 +228,6 @@ class FakeEngine:
             router.add_post(prefix + "/continue_generation", self._continue)
             router.add_get(prefix + "/health", self._health)
             router.add_get(prefix + "/model_info", self._info)
-            router.add_get(prefix + "/get_model_info", self._info)
         router.add_get("/v1/models", self._models)
         router.add_post("/load_lora_adapter", self._load_adapter)
         router.add_post("/unload_lora_adapter", self._unload_adapter)
