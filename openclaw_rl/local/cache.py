@@ -17,7 +17,6 @@ The engine thread owns all of this; nothing here locks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,8 +172,7 @@ class SlotPool:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """Tokens `start .. end` of the sequence in `slot`, computed in one step."""
 
     slot: Slot

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from openclaw_rl.errors import ConfigError
@@ -16,11 +15,9 @@ def device_of(name: str, flag: str = "--device") -> torch.device:
     import torch  # checks before a start that finds no torch come first
 
     count = torch.cuda.device_count()
+    there = ["cpu", *(["cuda"] if count else []), *(f"cuda:{n}" for n in range(count))]
     if name == "auto":
         return torch.device("cuda" if count else "cpu")
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
-    if found is None:
-        raise ConfigError(f"{flag} must be auto, cpu, cuda or cuda:N, not {name!r}")
-    if name != "cpu" and int(found[1] or 0) >= count:
-        raise ConfigError(f"{flag} {name}: torch sees {count} CUDA devices (the first is 0)")
+    if name not in there:
+        raise ConfigError(f"{flag}: there is no {name!r}; there is auto, {', '.join(there)}")
     return torch.device(name)

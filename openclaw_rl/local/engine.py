@@ -18,12 +18,12 @@ rounding).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import random
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from torch import Tensor
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
 from openclaw_rl.local.cache import Row, Slot, SlotPool, StepPlan
 from openclaw_rl.local.model import LoadedModel
-from openclaw_rl.local.sampling import GenerateRequest, TokenScore, draw, likeliest, score
+from openclaw_rl.local.sampling import GenerateRequest, TokenScore, draw, score
 
 log = logging.getLogger(__name__)
 
@@ -128,11 +128,11 @@ class EngineCore:
         self._version = "0"
         model.set_adapter(None)
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._waiting: deque[_Sequence] = deque()
+        self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._stopping = False
         self._failures = 0
-        self._arrived = 0
+        self._order = itertools.count()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     # -- called from any thread ------------------------------------------------------------
@@ -179,7 +179,18 @@ class EngineCore:
             raise EngineRefused(400, f"input_ids or top_logprobs_num: the vocabulary has {vocab}")
         if request.sampling_params.stop and self.model.tokenizer is None:
             raise EngineRefused(400, "stop strings need a tokenizer, and this model has none")
-        self._post(lambda: self._accept(request, deliver, policy))
+        params = request.sampling_params
+        seed, device = params.sampling_seed, self.model.device
+        sequence = _Sequence(
+            request=request,
+            deliver=deliver,
+            policy=policy,
+            order=next(self._order),
+            tokens=list(request.input_ids),
+            random=self._random if seed is None else random.Random(seed),
+            counts=torch.zeros(vocab, device=device) if params.penalised else None,
+        )
+        self._post(lambda: self._waiting.append(sequence))
 
     def abort(self, rid: str) -> None:
         """Ends the request `rid` with finish_reason abort and the tokens so far."""
@@ -231,21 +242,6 @@ class EngineCore:
             command()
             wait = False
 
-    def _accept(self, request: GenerateRequest, deliver: Deliver, policy: bool) -> None:
-        params = request.sampling_params
-        seed, device = params.sampling_seed, self.model.device
-        self._arrived += 1
-        sequence = _Sequence(
-            request=request,
-            deliver=deliver,
-            policy=policy,
-            order=self._arrived,
-            tokens=list(request.input_ids),
-            random=self._random if seed is None else random.Random(seed),
-            counts=torch.zeros(self.model.vocab_size, device=device) if params.penalised else None,
-        )
-        self._waiting.append(sequence)
-
     def _abort(self, message: str, rid: str | None = None, **more: int) -> None:
         """Ends all sequences, or those of one request."""
         for sequence in [*self._running, *self._waiting]:
@@ -277,14 +273,14 @@ class EngineCore:
             sequence.slot = None
 
     def _retract(self, sequence: _Sequence) -> None:
-        """Back to the head of the queue, without keys and values; everything sampled stays."""
+        """Back among those that wait, without keys and values; everything sampled stays."""
         if sequence.slot is not None:
             sequence.slot.length = 0  # so that nothing of it is kept
         self._remove(sequence)
         sequence.computed = 0
         if not sequence.started:
             sequence.prompt_scores.clear()
-        self._waiting.appendleft(sequence)
+        self._waiting.append(sequence)
 
     def _admit(self) -> None:
         """Moves waiting sequences into slots: policy first, then by arrival."""
@@ -397,24 +393,22 @@ class EngineCore:
         return len(places)
 
     def _draw(self, logits: Tensor, drawing: list[_Sequence]) -> None:
-        drawn = draw(
+        tokens = draw(
             logits,
             [sequence.request.sampling_params for sequence in drawing],
             [sequence.random.random() for sequence in drawing],
             [sequence.counts for sequence in drawing],
+            [sequence.request.top_logprobs_num for sequence in drawing],
         )
-        # One transfer: float64 holds every token id exactly.
-        ids, values = torch.stack([drawn.ids.double(), drawn.logprobs.double()]).tolist()
-        for i, sequence in enumerate(drawing):
-            token, top = int(ids[i]), sequence.request.top_logprobs_num
-            (best,) = likeliest(drawn.logits[i : i + 1], drawn.normaliser[i : i + 1], top)
+        for sequence, drawn in zip(drawing, tokens, strict=True):
+            token = drawn.token
             sequence.tokens.append(token)
             if sequence.counts is not None:
                 sequence.counts[token] += 1
             finish = self._finish(sequence, token)
             if finish is not None:
                 self._remove(sequence)
-            self._send(sequence, (TokenScore(token, values[i], best),), finish)
+            self._send(sequence, (drawn,), finish)
 
     def _finish(self, sequence: _Sequence, token: int) -> dict[str, Any] | None:
         """finish_reason after `token` was appended, or None."""

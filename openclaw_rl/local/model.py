@@ -75,14 +75,6 @@ class EngineLinear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
 
-def _eos_ids(model: Any) -> frozenset[int]:
-    found: set[int] = set()
-    for config in (model.config, getattr(model, "generation_config", None)):
-        value = getattr(config, "eos_token_id", None)
-        found.update([value] if isinstance(value, int) else value or ())
-    return frozenset(found)
-
-
 class LoadedModel:
     """A causal LM on a device, ready to serve and to train. Make it with `load`."""
 
@@ -95,7 +87,10 @@ class LoadedModel:
         self.config = model.config
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.device: torch.device = next(model.parameters()).device
-        self.eos_ids = _eos_ids(model)
+        self.eos_ids: set[int] = set()
+        for config in (model.config, model.generation_config):
+            value = getattr(config, "eos_token_id", None)
+            self.eos_ids.update([value] if isinstance(value, int) else value or ())
         text_config = self.config.get_text_config()
         self.vocab_size: int = text_config.vocab_size
         self.context_length: int = getattr(text_config, "max_position_embeddings", None) or 32768
@@ -171,25 +166,18 @@ class LoadedModel:
         """A serve adapter from a PEFT state dict (`get_peft_model_state_dict`), copied. Raises
         ConfigError on anything but pairs of LoRA matrices of the model's linear layers."""
         scale = self.lora.alpha / self.lora.rank if self.lora else 1.0
-        halves: dict[str, dict[str, Tensor]] = {}
-        for key, value in state.items():
-            module, _, half = key.removeprefix("base_model.model.").rpartition(".lora_")
-            half = half.replace(".default", "")
-            if half not in ("A.weight", "B.weight"):
-                raise ConfigError(f"the adapter holds something else than LoRA matrices: {key}")
-            if module not in self.modules:
-                raise ConfigError(f"the adapter names a layer the model lacks: {module}")
-            halves.setdefault(module, {})[half] = value.detach().to(self.device, torch.float32)
-        for module, pair in halves.items():
-            if len(pair) != 2:
-                raise ConfigError(f"the adapter lacks one of two matrices of {module}")
-        return {
-            module: (
-                pair["A.weight"].t().clone(memory_format=torch.contiguous_format),
-                (pair["B.weight"] * scale).t().contiguous(),
-            )
-            for module, pair in halves.items()
-        }
+        adapter: dict[str, tuple[Tensor, Tensor]] = {}
+        for name in self.modules:
+            a, b = (state.get(f"base_model.model.{name}.lora_{half}.weight") for half in "AB")
+            if a is not None and b is not None:
+                a, b = (matrix.detach().to(self.device, torch.float32).t() for matrix in (a, b))
+                adapter[name] = (
+                    a.clone(memory_format=torch.contiguous_format),
+                    (b * scale).contiguous(),
+                )
+        if 2 * len(adapter) != len(state):
+            raise ConfigError("the adapter is not pairs of LoRA matrices of the model's layers")
+        return adapter
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Makes it the serve adapter. Engine thread only, between two steps."""

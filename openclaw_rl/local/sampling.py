@@ -103,23 +103,16 @@ class TokenScore(NamedTuple):
     top: tuple[tuple[float, int], ...] = ()
 
 
-class Drawn(NamedTuple):
-    """Of R rows: ids [R], logprobs [R], logits as drawn from [R, V], their normaliser [R, 1]."""
-
-    ids: Tensor
-    logprobs: Tensor
-    logits: Tensor
-    normaliser: Tensor
-
-
 def draw(
     logits: Tensor,
     params: Sequence[SamplingParams],
     uniforms: Sequence[float],
     counts: Sequence[Tensor | None],
-) -> Drawn:
+    tops: Sequence[int],
+) -> list[TokenScore]:
     """One token a row, by inverting the cumulative distribution. logits [R, V] in any dtype and
-    layout; uniforms in [0, 1); counts [V] of output tokens where penalties ask (else None)."""
+    layout; uniforms in [0, 1); counts [V] of output tokens where penalties ask (else None); tops:
+    how many of the likeliest are told beside it."""
     z = logits.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     for row, seen, one in zip(z, counts, params, strict=True):
         if seen is not None:
@@ -144,7 +137,12 @@ def draw(
         if any(greedy):
             ids = torch.where(torch.tensor(greedy, device=z.device), z.argmax(-1), ids)
     logprobs = (z.gather(-1, ids[:, None]) - normaliser)[:, 0]
-    return Drawn(ids, logprobs, z, normaliser)
+    # One transfer: float64 holds every token id exactly.
+    tokens, values = torch.stack([ids.double(), logprobs.double()]).tolist()
+    return [
+        TokenScore(int(tokens[i]), values[i], *_likeliest(z[i : i + 1], normaliser[i : i + 1], top))
+        for i, top in enumerate(tops)
+    ]
 
 
 def penalise(row: Tensor, counts: Tensor, params: SamplingParams) -> None:
@@ -179,11 +177,11 @@ def score(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
     normaliser = z.logsumexp(-1, keepdim=True)
     ids = torch.tensor(tokens, device=z.device)[:, None]
     values = (z.gather(-1, ids) - normaliser)[:, 0].tolist()
-    tops = likeliest(z, normaliser, top)
+    tops = _likeliest(z, normaliser, top)
     return [TokenScore(*one) for one in zip(tokens, values, tops, strict=True)]
 
 
-def likeliest(z: Tensor, normaliser: Tensor, top: int) -> list[tuple[tuple[float, int], ...]]:
+def _likeliest(z: Tensor, normaliser: Tensor, top: int) -> list[tuple[tuple[float, int], ...]]:
     """For each row of z [R, V]: the `top` best as (log-prob, id)."""
     if not top:
         return [()] * z.shape[0]

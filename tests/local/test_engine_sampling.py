@@ -8,18 +8,24 @@ import random
 import pytest
 import torch
 
-from openclaw_rl.local.sampling import Drawn, SamplingParams, draw, penalise
+from openclaw_rl.local.sampling import SamplingParams, TokenScore, draw, penalise
 
 
-def rows(logits: torch.Tensor, params: list[SamplingParams], numbers: list[float]) -> Drawn:
-    return draw(logits, params, numbers, [None] * len(params))
+def rows(
+    logits: torch.Tensor, params: list[SamplingParams], numbers: list[float]
+) -> list[TokenScore]:
+    return draw(logits, params, numbers, [None] * len(params), [0] * len(params))
+
+
+def ids_of(scores: list[TokenScore]) -> list[int]:
+    return [score.token for score in scores]
 
 
 def drawn_counts(logits: torch.Tensor, params: SamplingParams, n: int) -> torch.Tensor:
     """How often each token comes out of n independent draws (as n rows of one step)."""
     source = random.Random(7)
-    ids = rows(logits.expand(n, -1), [params] * n, [source.random() for _ in range(n)]).ids
-    return torch.bincount(ids, minlength=logits.shape[-1]).double()
+    drawn = rows(logits.expand(n, -1), [params] * n, [source.random() for _ in range(n)])
+    return torch.bincount(torch.tensor(ids_of(drawn)), minlength=logits.shape[-1]).double()
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -89,9 +95,9 @@ def test_logprobs_are_of_the_scaled_distribution_before_the_cut():
     ]
     got = rows(logits, params, [0.1, 0.5, 0.9, 0.9])
     scaled = logits / torch.tensor([0.5, 2.0, 1.0, 1.0])[:, None]
-    want = scaled.double().log_softmax(-1).gather(-1, got.ids[:, None])[:, 0]
-    assert torch.allclose(got.logprobs.double(), want, atol=1e-5)
-    assert got.ids[2:].tolist() == logits[2:].argmax(-1).tolist()
+    want = scaled.double().log_softmax(-1).gather(-1, torch.tensor(ids_of(got))[:, None])[:, 0]
+    assert [score.logprob for score in got] == pytest.approx(want.tolist(), abs=1e-5)
+    assert ids_of(got)[2:] == logits[2:].argmax(-1).tolist()
 
 
 def test_extreme_numbers_never_pick_what_has_no_weight():
@@ -99,7 +105,7 @@ def test_extreme_numbers_never_pick_what_has_no_weight():
     logits[:, 255:258] = 0.0
     almost_one = math.nextafter(1.0, 0.0)
     for params in (SamplingParams(), SamplingParams(top_p=0.99)):
-        ids = rows(logits, [params] * 3, [0.0, almost_one, 0.5]).ids.tolist()
+        ids = ids_of(rows(logits, [params] * 3, [0.0, almost_one, 0.5]))
         assert ids == [255, 257, 256]
 
 
@@ -109,7 +115,7 @@ def test_the_layout_and_type_of_the_logits_do_not_matter():
     numbers = [0.1, 0.3, 0.5, 0.7, 0.9]
     plain = rows(logits, params, numbers)
     turned = rows(logits.t().contiguous().t(), params, numbers)
-    assert plain.ids.tolist() == turned.ids.tolist()
+    assert ids_of(plain) == ids_of(turned)
 
 
 def test_penalties():
