@@ -39,7 +39,8 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     n_samples_per_prompt` turns in groups of slime's `Sample`. `data_source` is not used.
 
     With `evaluation`: slime's own, for the prompts of `--eval-prompt-data`. Raises
-    `ConfigError` for settings that do not fit; README.md names all that is read from `args`.
+    `ConfigError` for settings that do not fit. For what is read from `args` see
+    `rollout.generate_rollout`.
     """
     if evaluation:
         return _evaluate(args, rollout_id, data_source)
