@@ -25,12 +25,13 @@ from types import MappingProxyType
 from typing import Any
 
 import aiohttp
+import orjson
 
 from openclaw_rl.engine.sglang import SGLang
 from openclaw_rl.engine.transport import NO_REASON, RETRIED_STATUS, Lost, Transport, reason_of
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, joined
-from openclaw_rl.engine.vllm import VLLM, models_of
-from openclaw_rl.errors import ContextOverflow, EngineRefused, EngineUnavailable
+from openclaw_rl.engine.vllm import VLLM
+from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -229,13 +230,32 @@ class EngineClient:
         return answer is not None and answer[0] == 200
 
     async def model_info(self) -> dict[str, Any]:
-        """What the engine says of its model: `model_path`, `context_length` where it tells. Raises
-        EngineUnavailable, and EngineError for an answer that says nothing of it."""
-        return self._api.info(await self._transport.fetch(self._api.info_path))
+        """`model_path` and `context_length` of the engine's model. Raises as `models`, and
+        EngineError where there is none."""
+        for entry in await self.models():
+            if not entry.get("parent"):
+                return {
+                    "model_path": entry.get("root") or entry["id"],
+                    "context_length": entry.get("max_model_len"),
+                }
+        raise EngineError("the engine's list of models has no base model")
 
     async def models(self) -> list[dict[str, Any]]:
-        """The engine's own list of models and adapters (entries with a `parent`)."""
-        return models_of(await self._transport.fetch("/v1/models"))
+        """The engine's own list of models and adapters (entries with a `parent`). Raises
+        EngineUnavailable, and EngineRefused where it has no such list, or refuses our key."""
+        status, body = await self._transport.ask("GET", "/v1/models") or (503, b"")
+        if status == 404:
+            raise EngineRefused(404, "the engine knows no /v1/models")
+        if status in (401, 403):
+            raise EngineRefused(status, "the engine refuses our key (ENGINE_API_KEY)")
+        try:
+            answer = orjson.loads(body) if status < 400 else None
+        except ValueError:
+            answer = None
+        if answer is None:
+            raise EngineUnavailable(f"the engine does not answer /v1/models ({status})")
+        data = answer.get("data") if isinstance(answer, dict) else None
+        return [entry for entry in data or () if isinstance(entry, dict) and "id" in entry]
 
     async def adapters(self) -> frozenset[str]:
         """Names of the adapters that the engine holds. Raises EngineUnavailable."""

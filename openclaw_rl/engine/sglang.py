@@ -39,7 +39,6 @@ class SGLang:
     abilities = Abilities(top_logprobs=256, any_temperature=True)
     path = "/generate"
     """Where texts are generated and scored."""
-    info_path = "/model_info"
     abort_path: str | None = "/abort_request"
     """None: a request ends when its connection closes."""
     load_path, unload_path = "/load_lora_adapter", "/unload_lora_adapter"
@@ -92,12 +91,6 @@ class SGLang:
         if values is None:
             raise EngineError("the engine's scores do not line up with the ids asked for")
         return Scores(values, candidates(len(wanted), places))
-
-    def info(self, answer: Any) -> dict[str, Any]:
-        """Of the answer from `info_path`: `model_path` and `context_length`, where told."""
-        if not isinstance(answer, dict):
-            raise EngineError("the engine does not tell its model")
-        return answer
 
 
 def _body(ids: Sequence[int], adapter: Adapter | None, top: int) -> dict[str, Any]:

@@ -89,12 +89,7 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
 
 async def _kind(said: str, url: str, http: aiohttp.ClientSession) -> str:
     """vLLM and SGLang name themselves as the owner of the models they list."""
-    try:
-        models = await open_engine(None, url, http).models()
-    except EngineRefused as error:
-        if error.status != 404:
-            raise
-        models = []
+    models = await open_engine(None, url, http).models()
     owners = {str(model.get("owned_by")).lower() for model in models}
     found = next((name for name in KINDS if name in owners), None)
     if said == "auto" and found is None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import orjson
 
-from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused
 
 _CONNECT_SECONDS, _ASK_SECONDS = 10.0, 5.0
 _IDLE_SECONDS = 3.0
@@ -177,19 +177,6 @@ class Transport:
                 return response.status, await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
-
-    async def fetch(self, path: str) -> Any:
-        """The JSON of a GET. Raises EngineUnavailable, and EngineRefused where the engine knows no
-        such path, or not our key."""
-        status, body = await self.ask("GET", path) or (503, b"")
-        if status == 404:
-            raise EngineRefused(404, f"the engine knows no {path}")
-        if status in (401, 403):
-            raise EngineRefused(status, "the engine refuses our key (ENGINE_API_KEY)")
-        with suppress(ValueError):
-            if status < 400:
-                return orjson.loads(body)
-        raise EngineUnavailable(f"the engine does not answer {path} ({status})")
 
     def _authorization(self) -> dict[str, str]:
         key = self._key()

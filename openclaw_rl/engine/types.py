@@ -25,13 +25,13 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a reply ended. `matched` is the stop token id or stop string, where the engine says so.
+    """Why a reply ended. `matched` is the stop string that was met, where the engine says so.
 
     `abort`: the engine broke it off. The client goes on then, so its readers never see that.
     """
 
     type: Literal["stop", "length", "abort"]
-    matched: int | str | None = None
+    matched: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +147,20 @@ class Reply:
     finish: Finish | None = None
     cached_tokens: int = 0
 
-    def add(self, delta: Delta) -> None:
-        self.ids += delta.ids
-        self.versions += [delta.version] * len(delta.ids)
-        if delta.logprobs is None:
-            self.logprobs = None
-        elif self.logprobs is not None:
-            self.logprobs += delta.logprobs
-        self.finish = delta.finish or self.finish
-        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-
 
 async def collect(deltas: AsyncGenerator[Delta, None]) -> Reply:
     """The whole reply of `Engine.generate`. Closes the stream (and so aborts) on cancellation."""
     reply = Reply()
     async with aclosing(deltas):
         async for delta in deltas:
-            reply.add(delta)
+            reply.ids += delta.ids
+            reply.versions += [delta.version] * len(delta.ids)
+            if delta.logprobs is None:
+                reply.logprobs = None
+            elif reply.logprobs is not None:
+                reply.logprobs += delta.logprobs
+            reply.finish = delta.finish or reply.finish
+            reply.cached_tokens = max(reply.cached_tokens, delta.cached_tokens)
     return reply
 
 
@@ -210,7 +207,7 @@ def finish_of(kind: Any, matched: Any) -> Finish:
     """The end that the engine names. Raises EngineError for one that is not known."""
     if kind not in ("stop", "length", "abort"):
         raise EngineError(f"the engine ended with an unknown finish reason {str(kind)[:40]!r}")
-    return Finish(kind, matched if isinstance(matched, int | str) else None)
+    return Finish(kind, matched if isinstance(matched, str) else None)
 
 
 def _are_ids(values: Iterable[Any]) -> bool:

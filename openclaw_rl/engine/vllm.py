@@ -10,6 +10,8 @@ they are another temperature's, `logprobs` is None: such a turn is served, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import orjson
@@ -54,7 +56,6 @@ class VLLM:
 
     abilities = Abilities(top_logprobs=20, any_temperature=False)
     path = "/v1/completions"
-    info_path = "/v1/models"
     abort_path: str | None = None
     load_path, unload_path = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -81,7 +82,8 @@ class VLLM:
         }
         version = adapter.version if adapter is not None else "base"
         ours = self.abilities.any_temperature or body["temperature"] == 1
-        return body, _Reader(len(ids), version, top, ours).read
+        reader = partial(_read, prompt_tokens=len(ids), version=version, top=top, ours=ours)
+        return body, reader
 
     def scoring(
         self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None
@@ -108,21 +110,6 @@ class VLLM:
             pass
         raise EngineError("the engine's scores do not line up with the ids asked for")
 
-    def info(self, answer: Any) -> dict[str, Any]:
-        for entry in models_of(answer):
-            if not entry.get("parent"):
-                return {
-                    "model_path": entry.get("root") or entry["id"],
-                    "context_length": entry.get("max_model_len"),
-                }
-        raise EngineError("the engine's list of models has no base model")
-
-
-def models_of(answer: Any) -> list[dict[str, Any]]:
-    """The entries of an OpenAI-style list of models, adapters (with a `parent`) among them."""
-    data = answer.get("data") if isinstance(answer, dict) else None
-    return [entry for entry in data or () if isinstance(entry, dict) and "id" in entry]
-
 
 def _body(ids: Sequence[int], adapter: Adapter | None) -> dict[str, Any]:
     model = {} if adapter is None else {"model": adapter.name}
@@ -143,51 +130,31 @@ def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-class _Reader:
-    """Reads the chunks of one stream, or the one answer that is not a stream."""
-
-    def __init__(self, prompt_tokens: int, version: str, top: int, ours: bool) -> None:
-        self._prompt_tokens, self._version = prompt_tokens, version
-        self._top, self._ours = top, ours
-        self._last: int | None = None
-
-    def read(self, payload: bytes) -> Delta:
-        event = read_event(payload, self._prompt_tokens)
-        try:
-            choice = event["choices"][0]
-            ids, given = choice["token_ids"], choice.get("logprobs")
-        except (LookupError, TypeError, AttributeError):
-            # Never passed over: what its text was made of would be missing.
-            raise EngineError(
-                "the engine's event lacks token_ids: its vLLM is older than 0.10.2"
-            ) from None
-        if token_ids(ids):
-            self._last = ids[-1]
-        kind, matched = choice.get("finish_reason"), choice.get("stop_reason")
-        if kind == "error":
-            raise Lost("the engine failed at this request", faulty=True)
-        if kind == "stop" and matched is None:
-            matched = self._last  # the model's own end of turn: vLLM names only what was asked for
-        finish = None if kind is None else finish_of(kind, matched)
-        values, top = self._log_probs(ids, given)
-        return Delta(ids, values, self._version, finish, top=top)
-
-    def _log_probs(
-        self, ids: list[int], given: Any
-    ) -> tuple[list[float] | None, list[Candidates] | None]:
-        """None where they are not those of the policy, or not one for each id, named by it."""
-        if not ids:
-            return [], [] if self._top else None
-        if not self._ours:
-            return None, None
-        try:
+def _read(payload: bytes, prompt_tokens: int, version: str, top: int, ours: bool) -> Delta:
+    """The tokens of a chunk of a stream, or of the one answer that is none. `ours`: log-probs are
+    the policy's, and given where there is one for each id, named by it."""
+    event = read_event(payload, prompt_tokens)
+    try:
+        choice = event["choices"][0]
+        ids, given = choice["token_ids"], choice.get("logprobs")
+    except (LookupError, TypeError, AttributeError):
+        # Never passed over: what its text was made of would be missing.
+        raise EngineError(
+            "the engine's event lacks token_ids: its vLLM is older than 0.10.2"
+        ) from None
+    kind = choice.get("finish_reason")
+    if kind == "error":
+        raise Lost("the engine failed at this request", faulty=True)
+    finish = None if kind is None else finish_of(kind, choice.get("stop_reason"))
+    if not token_ids(ids):
+        return Delta([], [], version, finish, top=[] if top else None)
+    values = None
+    if ours:
+        with suppress(LookupError, TypeError, ValueError):
             pairs = zip(given["token_logprobs"], given["tokens"], strict=True)
             values = log_probs(ids, [_entry(value, name) for value, name in pairs])
-        except (LookupError, TypeError, ValueError):
-            values = None
-        if values is None:
-            return None, None
-        return values, _likeliest(given.get("top_logprobs") or (), len(ids), self._top)
+    places = () if values is None else given.get("top_logprobs") or ()
+    return Delta(ids, values, version, finish, top=_likeliest(places, len(ids), top))
 
 
 def _entry(value: Any, token: Any) -> tuple[float | None, int]:

@@ -24,12 +24,6 @@ _rids = (f"rid{n:05d}" for n in itertools.count())
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        yield session
-
-
-@pytest.fixture
 async def fake() -> AsyncIterator[FakeEngine]:
     async with FakeEngine(default_reply=REPLY) as engine:
         yield engine
@@ -67,8 +61,7 @@ async def test_every_form_of_stream_gives_the_same_tokens(
     assert reply.ids == REPLY
     assert reply.logprobs == true_logprobs(PROMPT, REPLY)
     assert reply.versions == ["0"] * len(REPLY)
-    assert reply.finish is not None
-    assert (reply.finish.type, reply.finish.matched) == ("stop", EOS_ID)
+    assert reply.finish == Finish("stop")
     assert reply.cached_tokens == len(PROMPT) // 2
 
 
@@ -91,13 +84,6 @@ async def test_request_says_what_was_asked(fake: FakeEngine, client: EngineClien
     assert fake.requests[0].headers["x-smg-routing-key"] == "session-a"
     tops = [place for delta in deltas for place in delta.top or ()]
     assert tops[1] == [(logprob_of(51, 5), 51), (logprob_of(51, 5) - 0.5, 52)]
-
-
-async def test_case_22_length(client: EngineClient) -> None:
-    reply = await run(client, sampling=params(3))
-    assert reply.ids == REPLY[:3]
-    assert reply.finish is not None
-    assert reply.finish.type == "length"
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -197,17 +183,6 @@ async def test_an_engines_own_words_stay_out_of_the_log(
 # --- aborts of ours ------------------------------------------------------------------------------
 
 
-async def test_case_05_closing_the_stream_aborts(fake: FakeEngine, client: EngineClient) -> None:
-    fake.gated = True
-    await fake.allow(1)
-    async with aclosing(client.generate(PROMPT, params(), rid="leaving")) as deltas:
-        await anext(deltas)
-    await fake.wait_until(lambda: fake.requests[0].done)
-    await client.close()
-    assert fake.aborts == ["leaving"]
-    assert len(fake.requests) == 1
-
-
 async def test_case_05_cancelling_the_reader_aborts(fake: FakeEngine, client: EngineClient) -> None:
     fake.gated = True
     task = asyncio.create_task(collect(client.generate(PROMPT, params(), rid="cancelled")))
@@ -272,8 +247,7 @@ async def test_case_07_abort_at_the_last_allowed_token(
     fake.faults.append(Fault(abort_after=3, ignore_budget=True))
     reply = await run(client, sampling=params(3))
     assert reply.ids == [50, 51, 52]
-    assert reply.finish is not None
-    assert reply.finish.type == "length"
+    assert reply.finish == Finish("length")
     assert len(fake.requests) == 1
 
 
@@ -397,8 +371,7 @@ async def test_a_reply_that_fills_the_context_ends_by_length(
     fake.faults += [Fault(kill_after=2), Fault(stream_error="maximum context length of 6 tokens")]
     reply = await run(client)
     assert reply.ids == REPLY[:2]
-    assert reply.finish is not None
-    assert reply.finish.type == "length"
+    assert reply.finish == Finish("length")
 
 
 async def test_a_reply_under_a_grammar_is_not_resumed(
@@ -488,15 +461,6 @@ async def test_case_24_a_lie_about_logprobs_is_reported_not_padded(
     assert sum(len(delta.ids) for delta in deltas if delta.logprobs is None) == len(REPLY) - 2
 
 
-async def test_case_24_one_lie_spoils_the_collected_reply(
-    fake: FakeEngine, client: EngineClient
-) -> None:
-    fake.faults.append(Fault(logprobs="none", logprobs_from=5))
-    reply = await run(client)
-    assert reply.ids == REPLY
-    assert reply.logprobs is None
-
-
 # --- scoring, health -----------------------------------------------------------------------------
 
 
@@ -584,7 +548,7 @@ async def test_an_engine_that_falls_silent_in_the_middle_of_scores_is_lost(
 
 async def test_health_and_model_info(fake: FakeEngine, client: EngineClient) -> None:
     assert await client.health()
-    assert (await client.model_info())["weight_version"] == "0"
+    assert (await client.model_info())["model_path"] == "fake-model"
     fake.healthy = False
     assert not await client.health()
     await fake.stop()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.engine.client import engine_api
 from openclaw_rl.engine.transport import Lost, reason_of, refusal
-from openclaw_rl.engine.types import Delta
+from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused
 
 
@@ -136,10 +136,9 @@ def test_positive_logprobs_are_none() -> None:
     assert reader_of(4)(event([1], [[0.5, 1, None]], 1)).logprobs is None
 
 
-def test_matched_stop_string_and_plain_finish() -> None:
-    finish = reader_of(4)(event([1], None, 1, {"type": "stop", "matched": "END"})).finish
-    assert finish is not None
-    assert finish.matched == "END"
+def test_a_stop_string_is_named() -> None:
+    delta = reader_of(4)(event([1], None, 1, {"type": "stop", "matched": "END"}))
+    assert delta.finish == Finish("stop", "END")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -14,12 +13,6 @@ from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from tests.fakes.engine import FakeEngine
 from tests.fakes.vllm import FakeVLLM
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        yield session
 
 
 @pytest.mark.parametrize("said", ["auto", "itself"])
