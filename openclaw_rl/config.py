@@ -276,8 +276,6 @@ class TrainConfig(_Section):
     opd_hints: int = _setting(1, ge=1, le=3)
     """hints a turn of which one is chosen, by how far the teacher's candidates and the policy's
     overlap"""
-    opd_hint_choice: Literal["sequence", "token"] = "sequence"
-    """one hint for the whole reply, or the best one for each token"""
     opd_baseline: Literal["current", "old", "rollout"] = "current"
     """what the teacher is measured against: this forward, that before the step, the engine's"""
     tis_clip: float = _setting(-1.0, ge=-1)

@@ -119,7 +119,6 @@ class Models:
             response,
             k=k,
             subset=self._args.opd_subset,
-            choice=self._args.opd_hint_choice,
         )
         if values is None:
             self.count("teacher_topk_none" if recorded is not None else "teacher_topk_no_policy")

@@ -99,27 +99,12 @@ def response_ids(sample: Sample) -> list[int]:
     return sample.tokens[len(sample.tokens) - sample.response_length :]
 
 
-def overlaps(student: TopK, top: Sequence[Candidates], k: int) -> list[int]:
-    """For each token, how many of the policy's first `k` candidates are among the teacher's."""
-    return [
+def overlap(student: TopK, top: Sequence[Candidates], k: int) -> int:
+    """How many of the policy's first `k` candidates of each token are among the teacher's."""
+    return sum(
         len({token for token in row[:k] if token >= 0} & {token for _, token in one[:k]})
         for row, one in zip(student.ids, top, strict=True)
-    ]
-
-
-def choose_hints(
-    scores: Sequence[Sequence[int]], choice: Literal["sequence", "token"]
-) -> list[int]:
-    """For each token, which hint counts, of the overlaps of each hint.
-
-    "sequence": the one with the largest sum, for all tokens. "token": the largest of that token;
-    of equal ones that which is best for the whole reply, so that hints do not change for nothing.
-    """
-    order = sorted(range(len(scores)), key=lambda hint: (-sum(scores[hint]), hint))
-    if choice == "sequence":
-        return [order[0]] * len(scores[0])
-    # `max` keeps the first of equals.
-    return [max(order, key=lambda hint: scores[hint][at]) for at in range(len(scores[0]))]
+    )
 
 
 def values_over_top_k(
@@ -129,33 +114,27 @@ def values_over_top_k(
     *,
     k: int,
     subset: Literal["student", "teacher", "overlap"],
-    choice: Literal["sequence", "token"],
 ) -> TeacherValues | None:
-    """What is learnt over the top `k`, of the scores under each hint; None where the candidates
-    are missing: the teacher gave none, or the policy's (`student`) were not recorded (without them
-    "teacher" takes the first hint). `sampled`: the ids of the reply.
+    """What is learnt over the top `k`, of the hint under which policy and teacher overlap most;
+    None where the candidates are missing: the teacher gave none, or the policy's (`student`) were
+    not recorded (without them "teacher" takes the first hint). `sampled`: the ids of the reply.
     """
     given = [(hint, scores.log_probs, scores.top) for hint, scores in scored.items() if scores.top]
     if not given or (student is None and subset != "teacher"):
         return None
-    hints, log_probs, tops = zip(*given, strict=True)
-    chosen = [0] * len(sampled)
-    if student is not None:
-        chosen = choose_hints([overlaps(student, top, k) for top in tops], choice)
+    hint, log_probs, tops = given[0]
+    if student is not None:  # `max` keeps the first of equals
+        hint, log_probs, tops = max(given, key=lambda one: overlap(student, one[2], k))
     rows: list[list[tuple[float, int]]] = []
-    values: list[float] = []
     unknown = 0
-    for at, (token, hint) in enumerate(zip(sampled, chosen, strict=True)):
-        likeliest = tops[hint][at]
+    for at, (token, likeliest) in enumerate(zip(sampled, tops, strict=True)):
         own = [] if student is None else [one for one in student.ids[at][:k] if one >= 0]
         # The sampled token's own value is known whether it is among the likeliest or not.
-        values.append(log_probs[hint][at])
-        known = {token: values[-1]} | {one: value for value, one in likeliest}
+        known = {token: log_probs[at]} | {one: value for value, one in likeliest}
         unknown += sum(one not in known for one in own)
         theirs = [one for _, one in likeliest[:k]]
         wanted = theirs if subset == "teacher" else own
         if subset == "overlap":
             wanted = [one for one in own if one in theirs]
         rows.append([(known[one], one) for one in wanted if one in known])
-    best = max(range(len(hints)), key=lambda hint: (chosen.count(hint), -hint))
-    return TeacherValues(hints[best], values, TopK.of_candidates(rows, k), unknown)
+    return TeacherValues(hint, log_probs, TopK.of_candidates(rows, k), unknown)

@@ -34,7 +34,7 @@ def test_the_top_k_form_is_one_switch():
     assert config.loss_path == "openclaw_rl.losses.combined_loss"
     args = hook_args(config)
     assert (args.opd_top_k, args.opd_subset, args.opd_tail) == (4, "student", True)
-    assert (args.opd_hints, args.opd_hint_choice) == (1, "sequence")
+    assert args.opd_hints == 1
     for words, tail in (("on", True), ("True", True), ("off", False), ("false", False)):
         assert load_config(flags("--opd-tail", words), {}).train.opd_tail is tail
     config = load_config(flags("--opd-top-k", "4", "--method", "opd"), {})

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from openclaw_rl.engine.types import Scores
 from openclaw_rl.judge.teacher import (
-    choose_hints,
-    overlaps,
+    overlap,
     teacher_list,
     values_over_top_k,
 )
@@ -42,37 +39,13 @@ def test_a_teacher_is_asked_for_more_than_k() -> None:
 
 def test_overlap_is_between_k_and_k() -> None:
     top = [listed(3, 1, 2), listed(9, 8, 1), listed(1, 2, 3)]
-    assert overlaps(student([1, 2, 9], [1, 2, 3], [-1, -1, 1]), top, 2) == [1, 0, 0]
-    assert overlaps(student([1, 2, 9], [1, 2, 3], [-1, -1, 1]), top, 3) == [2, 1, 1]
-
-
-def test_sequence_takes_one_hint_and_token_the_best_of_each() -> None:
-    scores = [[4, 0, 0, 2], [1, 3, 1, 2], [0, 3, 1, 0]]
-    assert choose_hints(scores, "sequence") == [1, 1, 1, 1]
-    # Of equals that which is best for the whole reply (the second), not the first.
-    assert choose_hints(scores, "token") == [0, 1, 1, 1]
-
-
-@pytest.mark.parametrize("choice", ["sequence", "token"])
-def test_the_first_hint_wins_a_tie(choice) -> None:
-    assert choose_hints([[2, 1], [1, 2], [2, 1]], "sequence") == [0, 0]
-    assert choose_hints([[1, 1], [1, 1]], choice) == [0, 0]
-
-
-@given(st.integers(1, 5).flatmap(lambda n: st.lists(
-    st.lists(st.integers(0, 4), min_size=n, max_size=n), min_size=1, max_size=3)))  # fmt: skip
-def test_no_other_choice_overlaps_more(scores: list[list[int]]) -> None:
-    tokens = range(len(scores[0]))
-    whole = choose_hints(scores, "sequence")
-    assert len(set(whole)) == 1
-    assert sum(scores[whole[0]]) == max(map(sum, scores))
-    each = choose_hints(scores, "token")
-    assert all(scores[each[at]][at] == max(one[at] for one in scores) for at in tokens)
+    assert overlap(student([1, 2, 9], [1, 2, 3], [-1, -1, 1]), top, 2) == 1
+    assert overlap(student([1, 2, 9], [1, 2, 3], [-1, -1, 1]), top, 3) == 4
 
 
 # Two tokens, 7 and 8 sampled. The teacher knows 7 without listing it.
 def learn(scored, policy=None, **options):
-    return values_over_top_k(scored, policy, [7, 8], **({"k": 2, "choice": "sequence"} | options))
+    return values_over_top_k(scored, policy, [7, 8], **({"k": 2} | options))
 
 
 POLICY = student([7, 1, 2], [8, 3, 4])
@@ -96,29 +69,25 @@ def test_whose_candidates(subset, expected, unknown) -> None:
 
 
 def test_a_longer_list_of_the_teachers_names_more_of_the_policys() -> None:
-    values = learn({"h": SCORES}, POLICY, k=3, subset="student", choice="sequence")
+    values = learn({"h": SCORES}, POLICY, k=3, subset="student")
     assert plain(values.topk) == [[(7, -2.5), (1, -0.01), (2, -0.02)], [(8, -0.08), (4, -0.04)]]
     assert values.unknown == 1  # 3, which stands where it stood, as none
 
 
-def test_values_come_from_the_chosen_hint_of_each_token() -> None:
-    one = Scores([-0.1, -0.2], [[(-0.1, 7), (-1, 1)], [(-0.2, 9), (-1, 10)]])
+def test_the_hint_with_the_largest_overlap_teaches_and_the_first_of_equals() -> None:
+    one = Scores([-0.1, -0.2], [[(-0.1, 7), (-1, 2)], [(-0.2, 9), (-1, 10)]])
     two = Scores([-0.3, -0.4], [[(-0.3, 5), (-1, 6)], [(-0.4, 8), (-1, 3)]])
-    both = {"one": one, "two": two}
-    values = learn(both, POLICY, subset="student", choice="token")
-    assert plain(values.topk) == [[(7, -0.1), (1, -1)], [(8, -0.4), (3, -1)]]
-    assert (values.hint, values.log_probs) == ("one", [-0.1, -0.4])
-    values = learn(both, POLICY, subset="student")
-    assert (values.hint, values.log_probs) == ("one", [-0.1, -0.2])
-    values = learn({"two": two, "one": one}, POLICY, subset="student", choice="sequence")
-    assert values.hint == "two"
+    values = learn({"one": one, "two": two}, POLICY, subset="student")
+    assert (values.hint, values.log_probs) == ("two", [-0.3, -0.4])
+    assert plain(values.topk) == [[(7, -0.3)], [(8, -0.4), (3, -1)]]
+    assert learn({"one": one, "again": one}, POLICY, subset="student").hint == "one"
 
 
 def test_a_hint_without_lists_is_no_choice() -> None:
     blind = Scores([-0.1, -0.1])
-    values = learn({"blind": blind, "h": SCORES}, POLICY, subset="student", choice="token")
+    values = learn({"blind": blind, "h": SCORES}, POLICY, subset="student")
     assert (values.hint, values.log_probs) == ("h", [-2.5, -0.08])
-    assert learn({"blind": blind}, POLICY, subset="student", choice="token") is None
+    assert learn({"blind": blind}, POLICY, subset="student") is None
 
 
 @pytest.mark.parametrize("subset", ["student", "overlap"])
@@ -128,7 +97,7 @@ def test_without_the_policys_candidates_there_are_no_values_over_them(subset) ->
 
 def test_the_teachers_own_need_none_of_the_policys() -> None:
     other = Scores([-1.0, -1.0], [listed(7, 1), listed(8, 3)])
-    values = learn({"h": SCORES, "other": other}, None, subset="teacher", choice="token")
+    values = learn({"h": SCORES, "other": other}, None, subset="teacher")
     assert (values.hint, values.unknown) == ("h", 0)
     assert plain(values.topk)[0] == [(1, -0.01), (5, -0.05)]
 
