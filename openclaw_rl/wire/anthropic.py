@@ -12,31 +12,25 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic import Field as Bounds
 
 from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
-from openclaw_rl.wire.errors import WireError
-from openclaw_rl.wire.reply import ReplyEvent, call_message
+from openclaw_rl.wire.errors import WireError, invalid, unsupported
+from openclaw_rl.wire.reply import ReplyEvent, assistant_message, call_message
 from openclaw_rl.wire.request import (
-    Body,
     ChatRequest,
     Field,
+    Options,
+    Positive,
+    Stops,
     join_parts,
-    read_sampling,
-    read_stops,
+    read_object,
 )
 
-IGNORED: dict[str, type] = {
-    "cache_control": dict, "context_management": dict, "diagnostics": dict, "inference_geo": str,
-    "service_tier": str, "speed": str, "betas": list, "safeguards": list, "user_profile_id": str,
-}  # fmt: skip
-"""Keys of the Messages API (and of Claude Code) without effect, and their types."""
-
-REFUSED = ("output_format", "mcp_servers", "container")
-"""Keys that would bind the reply to a form, or let the server run tools."""
-
 _ROLES = ("user", "assistant", "system")
-_THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """Claude Code's line to Anthropic's accounting at the head of the system prompt. It is not meant
@@ -48,81 +42,82 @@ _TEXT_ONLY = "are not supported: this model reads text only"
 # -- in ------------------------------------------------------------------------------------------
 
 
+class _Thinking(BaseModel):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Positive | None = None
+    display: str | None = None
+
+
+class MessagesOptions(Options):
+    """What the Messages API (and Claude Code) knows beside the messages."""
+
+    refused = dict.fromkeys(
+        ("output_format", "mcp_servers", "container"),
+        ([[], {}, ""], "not supported; declare tools that the client itself runs"),
+    )
+
+    tools: Any = None
+    tool_choice: Any = None
+    system: Any = None
+    stop: Stops | None = Bounds(None, alias="stop_sequences")
+    thinking: _Thinking | None = None
+    output_config: dict[str, Any] | None = None
+
+
 def parse_messages_request(raw: bytes) -> ChatRequest:
     """Read and check the body of `/v1/messages`; `WireError` 400 names the first wrong field."""
-    body = Body(raw)
-    if body["max_tokens"].value is None:
-        raise body["max_tokens"].invalid("is required")
-    request = _request(body)
+    request = parse_count_request(raw)
+    if request.max_tokens is None:
+        raise invalid("max_tokens", "is required")
     if request.messages[-1]["role"] == "assistant":
-        raise body["messages"].invalid(
-            "the conversation must end with a user message: prefilled replies are not supported"
+        raise invalid(
+            "messages",
+            "the conversation must end with a user message: prefilled replies are not supported",
         )
     return request
 
 
 def parse_count_request(raw: bytes) -> ChatRequest:
     """Read and check the body of `/v1/messages/count_tokens`: the same without a limit."""
-    return _request(Body(raw))
-
-
-def _request(body: Body) -> ChatRequest:
-    for key in REFUSED:
-        if body[key].value:
-            raise body[key].unsupported("not supported; declare tools that the client itself runs")
-    ignored: list[str] = []
+    options = MessagesOptions.read(read_object(raw))
+    Field(options.metadata, "metadata")["user_id"].text()
+    config = options.output_config or {}
+    if config.get("format"):
+        raise unsupported("output_config.format", "not supported; ask for JSON in the prompt")
+    ignored = [f"output_config.{key}" for key, value in config.items() if value]
+    thinking = options.thinking
+    if thinking and thinking.budget_tokens:
+        ignored.append("thinking.budget_tokens")
     conversation = Conversation()
-    conversation.read(body["messages"])
-    system = system_text(body["system"])
-    metadata = body["metadata"]
-    metadata["user_id"].text()
-    show_reasoning, template_kwargs = _thinking(body["thinking"], ignored)
-    config = body["output_config"]
-    if config["format"].value:
-        raise config["format"].unsupported("not supported; ask for JSON in the prompt")
-    ignored += [f"output_config.{key}" for key, value in config.object().items() if value]
+    conversation.read(Field(options.messages, "messages"))
+    system = system_text(Field(options.system, "system"))
+    # Without `thinking` the template does what it does by itself.
+    template_kwargs = {"enable_thinking": thinking.type != "disabled"} if thinking else {}
     return ChatRequest(
-        model=body["model"].text(),
+        model=options.model,
         messages=(*([{"role": "system", "content": system}] if system else ()),
                   *conversation.messages),
-        tools=_tools(body, conversation, ignored),
-        stream=body["stream"].flag(),
+        tools=_tools(options, conversation, ignored),
+        stream=options.stream,
         include_usage=True,
-        max_tokens=body["max_tokens"].positive(),
-        sampling={
-            **read_sampling(body, ("temperature", "top_p"), no_top_k=0),
-            **read_stops(body["stop_sequences"]),
-        },
-        template_kwargs={**template_kwargs, **body["chat_template_kwargs"].object()},
-        hints={"metadata": metadata.value} if metadata.value else {},
+        max_tokens=options.max_tokens,
+        sampling=options.sampling(),
+        template_kwargs={**template_kwargs, **options.chat_template_kwargs},
+        hints={"metadata": options.metadata} if options.metadata else {},
         logprobs=False,
         top_logprobs=0,
-        ignored=body.ignored(IGNORED, *ignored),
-        show_reasoning=show_reasoning,
+        ignored=options.ignored(*ignored),
+        show_reasoning=thinking is None or thinking.display != "omitted",
     )  # fmt: skip
 
 
-def _thinking(thinking: Field, ignored: list[str]) -> tuple[bool, dict[str, Any]]:
-    """Whether to show reasoning, and what the template is told. Without `thinking` the template
-    does what it does by itself."""
-    if not thinking.object():
-        return True, {}
-    kind = thinking["type"].value
-    if kind not in _THINKING:
-        raise thinking["type"].invalid(f"must be one of {', '.join(_THINKING)}")
-    if thinking["budget_tokens"].positive() is not None:
-        ignored.append("thinking.budget_tokens")
-    shown = thinking["display"].text() != "omitted"
-    return shown, {"enable_thinking": kind != "disabled"}
-
-
 def _tools(
-    body: Field, conversation: Conversation, ignored: list[str]
+    options: MessagesOptions, conversation: Conversation, ignored: list[str]
 ) -> tuple[dict[str, Any], ...]:
     """The tools in Chat Completions' form. A deferred tool counts from when the client's own tool
     search has named it."""
     result = []
-    for tool in body["tools"].items():
+    for tool in Field(options.tools, "tools").items():
         if tool.required()["type"].value not in (None, "custom"):
             raise tool["type"].invalid(
                 "only tools of the type 'custom' are supported: this server runs no tools, and "
@@ -136,13 +131,13 @@ def _tools(
         offered = conversation.named_tools if tool["defer_loading"].flag() else None
         if name in offered if offered is not None else name not in conversation.removed_tools:
             result.append({"type": "function", "function": function})
-    choice = body["tool_choice"]
+    choice = Field(options.tool_choice, "tool_choice")
     kind = choice["type"]
     if choice.object():
         if choice["disable_parallel_tool_use"].flag():
             ignored.append("tool_choice.disable_parallel_tool_use")
         if kind.value in ("any", "tool"):
-            raise choice.unsupported("a call cannot be forced; use 'auto' or 'none'")
+            raise unsupported("tool_choice", "a call cannot be forced; use 'auto' or 'none'")
         if kind.value not in ("auto", "none"):
             raise kind.invalid("must be 'auto' or 'none'")
     return () if kind.value == "none" else tuple(result)
@@ -288,13 +283,8 @@ def _reply(blocks: Sequence[Field]) -> dict[str, Any]:
             calls.append(call_message(block["id"].string(), name, arguments))
         elif kind != "redacted_thinking":  # another server's, which nobody here can read
             raise block["type"].invalid("must be text, thinking or tool_use in a reply")
-    content = "".join(texts)  # without a gap: a reply is cut where a call or a thought stood
-    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
-    if any(reasoning):
-        message["reasoning_content"] = "\n".join(filter(None, reasoning))
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    # Text without a gap: a reply is cut where a call or a thought stood.
+    return assistant_message("".join(texts), "\n".join(filter(None, reasoning)), calls)
 
 
 # -- out -----------------------------------------------------------------------------------------

@@ -8,33 +8,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, StrictBool
+from pydantic import Field as Bounds
 
 from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
 from openclaw_rl.wire.errors import WireError, error_body, invalid
 from openclaw_rl.wire.reply import ReplyEvent, call_message, message_of
 from openclaw_rl.wire.request import (
-    Body,
+    LARGEST,
     ChatRequest,
     Field,
+    Int32,
+    Options,
+    Positive,
+    Refused,
+    Stops,
     join_parts,
-    read_sampling,
-    read_stop_tokens,
-    read_stops,
+    read_object,
 )
-
-IGNORED: dict[str, type] = {
-    "seed": int, "store": bool, "logit_bias": dict, "reasoning_effort": str, "verbosity": str,
-    "service_tier": str, "prediction": dict, "safety_identifier": str,
-    "prompt_cache_retention": str,
-}  # fmt: skip
-"""Keys of the OpenAI API without effect, and their types."""
-
-REFUSED = (
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-    "json_schema", "regex", "ebnf", "structural_tag", "web_search_options",
-)  # fmt: skip
-"""Keys of vLLM, SGLang and OpenAI that would bind the reply to a form or a source."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN_ROLES = ("system", "user", "assistant")
@@ -43,85 +36,90 @@ _PLAIN_ROLES = ("system", "user", "assistant")
 # -- in ------------------------------------------------------------------------------------------
 
 
+class _StreamOptions(BaseModel):
+    include_usage: StrictBool | None = None
+    include_obfuscation: StrictBool | None = None
+
+
+class _Function(BaseModel):
+    name: str = Bounds(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(BaseModel):
+    type: Literal["function"]
+    function: _Function
+
+
+_TEXT_ONLY = "only text replies are supported"
+_OLD = "superseded; use tools and tool_choice"
+
+
+class ChatOptions(Options):
+    """What Chat Completions knows beside the messages, SGLang's and vLLM's additions included."""
+
+    refused: ClassVar[Refused] = {
+        "n": ([1], "only one choice per request is supported"),
+        "audio": ([], _TEXT_ONLY),
+        "modalities": ([["text"]], _TEXT_ONLY),
+        "response_format": (
+            [{"type": "text"}, {}], "only the type 'text' is supported; ask for JSON in the prompt"
+        ),
+        "tool_choice": (["auto", "none"], "a call cannot be forced; use 'auto' or 'none'"),
+        "functions": ([[]], _OLD),
+        "function_call": ([], _OLD),
+        **dict.fromkeys(
+            ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema",
+             "structured_outputs", "regex", "ebnf", "structural_tag", "web_search_options"),
+            ([], "constrained replies are not supported"),
+        ),
+    }  # fmt: skip
+
+    tools: list[_Tool] | None = None
+    stream_options: _StreamOptions = _StreamOptions()
+    max_completion_tokens: Positive | None = None
+    min_p: float | None = Bounds(None, ge=0, le=1)
+    frequency_penalty: float | None = Bounds(None, ge=-2, le=2)
+    presence_penalty: float | None = Bounds(None, ge=-2, le=2)
+    repetition_penalty: float | None = Bounds(None, gt=0, le=LARGEST)
+    stop: Stops | None = None
+    stop_token_ids: list[Annotated[Int32, Bounds(ge=0)]] | None = None
+    logprobs: bool = False
+    top_logprobs: int = Bounds(0, ge=0, le=20)
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    parallel_tool_calls: bool = True
+
+
 def parse_chat_request(raw: bytes) -> ChatRequest:
     """Read and check a body; `WireError` 400 names the first field that is wrong."""
-    body = Body(raw)
-    _refuse(body)
-    messages = parse_messages(body["messages"].value)
-    tools = _tools(body)
-    logprobs, top_logprobs = body["logprobs"].flag(), body["top_logprobs"]
-    top = top_logprobs.check(int) or 0
-    if not 0 <= top <= 20:
-        raise top_logprobs.invalid("must be an integer from 0 to 20")
-    if top and not logprobs:
-        raise top_logprobs.invalid("needs logprobs: true")
-    limits = [body[key].positive() for key in ("max_completion_tokens", "max_tokens")]
-    options = body["stream_options"]
-    names = {key: body[key].text() for key in ("prompt_cache_key", "user")}
-    ignored = [
-        name
-        for name, given in (
-            ("parallel_tool_calls", not body["parallel_tool_calls"].flag(default=True)),
-            ("stream_options.include_obfuscation", options["include_obfuscation"].flag()),
-            ("tools.function.strict", any(tool["function"].get("strict") for tool in tools)),
-        )
-        if given
-    ]
+    body = read_object(raw)
+    options = ChatOptions.read(body)
+    if options.top_logprobs and not options.logprobs:
+        raise invalid("top_logprobs", "needs logprobs: true")
+    tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
+    limit = options.max_completion_tokens
+    hints = {key: getattr(options, key) for key in ("prompt_cache_key", "user", "metadata")}
+    ignored = {
+        "parallel_tool_calls": not options.parallel_tool_calls,
+        "stream_options.include_obfuscation": options.stream_options.include_obfuscation,
+        "tools.function.strict": any(tool["function"].get("strict") for tool in tools),
+    }
     return ChatRequest(
-        model=body["model"].text(),
-        messages=messages,
+        model=options.model,
+        messages=parse_messages(options.messages),
         tools=tools,
-        stream=body["stream"].flag(),
-        include_usage=options["include_usage"].flag(),
-        max_tokens=limits[0] if limits[0] is not None else limits[1],
-        sampling={
-            **read_sampling(body),
-            **read_stops(body["stop"]),
-            **read_stop_tokens(body["stop_token_ids"]),
-        },
-        template_kwargs=body["chat_template_kwargs"].object(),
-        hints={
-            key: value
-            for key, value in {**names, "metadata": body["metadata"].object()}.items()
-            if value
-        },
-        logprobs=logprobs,
-        top_logprobs=top,
-        ignored=body.ignored(IGNORED, *ignored),
+        stream=options.stream,
+        include_usage=bool(options.stream_options.include_usage),
+        max_tokens=limit if limit is not None else options.max_tokens,
+        sampling=options.sampling(),
+        template_kwargs=options.chat_template_kwargs,
+        hints={key: value for key, value in hints.items() if value},
+        logprobs=options.logprobs,
+        top_logprobs=options.top_logprobs,
+        ignored=options.ignored(*(name for name, given in ignored.items() if given)),
     )
-
-
-def _refuse(body: Body) -> None:
-    if body["n"].check(int) not in (None, 1):
-        raise body["n"].unsupported("only one choice per request is supported")
-    for key, text_only in (("audio", None), ("modalities", ["text"])):
-        if body[key].value not in (None, text_only):
-            raise body[key].unsupported("only text replies are supported")
-    form = body["response_format"]
-    if form.object() and form["type"].value != "text":
-        raise form.unsupported("only the type 'text' is supported; ask for JSON in the prompt")
-    for key in ("functions", "function_call"):
-        if body[key].value:
-            raise body[key].unsupported("superseded; use tools and tool_choice")
-    for key in REFUSED:
-        if body[key].value is not None:
-            raise body[key].unsupported("constrained replies are not supported")
-
-
-def _tools(body: Field) -> tuple[dict[str, Any], ...]:
-    for tool in body["tools"].items():
-        if tool.required()["type"].value != "function":
-            raise tool["type"].invalid("only tools of the type 'function' are supported")
-        function = tool["function"].required()
-        function["name"].string(empty=False)
-        function["description"].text()
-        function["parameters"].object()
-    tools, choice = body["tools"].value or (), body["tool_choice"]
-    if choice.value == "required" or isinstance(choice.value, dict):
-        raise choice.unsupported("a call cannot be forced; use 'auto' or 'none'")
-    if choice.value not in (None, "auto", "none"):
-        raise choice.invalid("must be 'auto' or 'none'")
-    return () if choice.value == "none" else tuple(tools)
 
 
 def parse_messages(messages: Any, *, image_ok: bool = False) -> tuple[dict[str, Any], ...]:

@@ -51,6 +51,11 @@ def invalid(param: str | None, message: str, *, code: str | None = None) -> Wire
     return WireError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
+def unsupported(param: str, message: str) -> WireError:
+    """400: `param` would change the shape of the reply and cannot be honoured here."""
+    return invalid(param, message, code="unsupported_parameter")
+
+
 def prompt_too_long(prompt_tokens: int, limit: int) -> WireError:
     """400 for a prompt beyond the context, worded so that agents compact their history."""
     return WireError(

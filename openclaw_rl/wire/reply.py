@@ -39,7 +39,7 @@ class ReplyEvent:
 
 
 def message_of(events: Iterable[ReplyEvent]) -> dict[str, Any]:
-    """The assistant message of a reply; `content` is null only beside tool calls."""
+    """The assistant message of a reply."""
     texts: dict[str, list[str]] = {"content": [], "reasoning": []}
     calls = []
     for event in events:
@@ -47,12 +47,18 @@ def message_of(events: Iterable[ReplyEvent]) -> dict[str, Any]:
             calls.append(call_message(event.call_id, event.name, event.arguments))
         else:
             texts[event.kind].append(event.text)
-    content = "".join(texts["content"])
+    return assistant_message("".join(texts["content"]), "".join(texts["reasoning"]), calls)
+
+
+def assistant_message(
+    content: str, reasoning: str, calls: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """A reply as a message; `content` is null only beside tool calls."""
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
-    if texts["reasoning"]:
-        message["reasoning_content"] = "".join(texts["reasoning"])
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = calls
+        message["tool_calls"] = list(calls)
     return message
 
 

@@ -8,12 +8,14 @@ what only bends sampling, speed or bookkeeping is listed in `ignored`.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
-from openclaw_rl.wire.errors import WireError, invalid
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import Field as Bounds
+
+from openclaw_rl.wire.errors import WireError, invalid, unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,6 @@ class Field:
         """400: this field is wrong."""
         return invalid(self.path, message)
 
-    def unsupported(self, message: str) -> WireError:
-        """400: this field would change the shape of the reply and cannot be honoured here."""
-        return invalid(self.path, message, code="unsupported_parameter")
-
     def check(self, kind: type) -> Any:
         """The value, which must be of `kind` where it is given (a bool is no integer)."""
         if self.value is not None and type(self.value) is not kind:
@@ -94,13 +92,6 @@ class Field:
         """The truth value here; `default` where not given."""
         return default if self.value is None else bool(self.check(bool))
 
-    def positive(self) -> int | None:
-        """The integer here, at least 1; None where not given."""
-        value: int | None = self.value
-        if value is not None and (type(value) is not int or value < 1):
-            raise self.invalid("must be an integer of at least 1")
-        return value
-
     def object(self) -> dict[str, Any]:
         """The object here; empty where not given."""
         return self.check(dict) or {}
@@ -117,26 +108,66 @@ class Field:
         return [Field(item, f"{self.path}[{index}]") for index, item in enumerate(items)]
 
 
-class Body(Field):
-    """A whole body. What was asked of it is understood; all else that it says is ignored."""
+Positive = Annotated[int, Bounds(ge=1)]
+Int32 = Annotated[int, Bounds(le=2**31 - 1)]  # engines keep these so, and die of larger ones
+Stops = Annotated[
+    list[Annotated[str, Bounds(min_length=1)]],
+    BeforeValidator(lambda stops: [stops] if isinstance(stops, str) else stops),
+]
+"""One string, or a list of them."""
+LARGEST = 1e6  # beyond any use, and still a float
 
-    __slots__ = ("_asked",)
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "stop", "stop_token_ids",
+)  # fmt: skip
 
-    def __init__(self, raw: bytes) -> None:
-        super().__init__(read_object(raw), "")
-        self._asked: set[str] = set()
 
-    def __getitem__(self, key: str) -> Field:
-        self._asked.add(key)
-        return super().__getitem__(key)
+Refused = Mapping[str, tuple[Sequence[Any], str]]
 
-    def ignored(self, types: Mapping[str, type], *more: str) -> tuple[str, ...]:
-        """The given keys that nobody asked for, and `more`. Those in `types` are known, though
-        without effect, and must at least be of their type."""
-        rest = {key for key, value in self.value.items() if value is not None} - self._asked
-        for key in rest & types.keys():
-            Field(self.value[key], key).check(types[key])
-        return tuple(sorted({*rest, *more}))
+
+class Options(BaseModel):
+    """What a body says beside its messages, by type and range; what both dialects know.
+
+    Null counts as not given. `refused` would change the shape of the reply: the key, the values
+    that do not, and the words for all others. Keys that stand nowhere here have no effect.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    refused: ClassVar[Refused] = {}
+
+    messages: Any = None
+    model: str | None = None
+    stream: bool = False
+    max_tokens: Positive | None = None
+    metadata: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = {}
+    temperature: float | None = Bounds(None, ge=0, le=LARGEST)
+    top_p: float | None = Bounds(None, gt=0, le=1)
+    top_k: Annotated[Int32, AfterValidator(lambda k: k or -1)] | None = Bounds(None, ge=-1)
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """The options of a body; `WireError` 400 names the first that is wrong."""
+        for key, (harmless, words) in cls.refused.items():
+            if body.get(key) not in (None, *harmless):
+                raise unsupported(key, words)
+        try:
+            return cls.model_validate({k: v for k, v in body.items() if v is not None})
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+            message = first["msg"].replace("Input should", "must")
+            raise invalid("".join(steps).lstrip("."), message) from None
+
+    def sampling(self) -> dict[str, Any]:
+        """What was given of how to sample, by SGLang's names; -1 is no `top_k`."""
+        known = [key for key in _SAMPLING if key in type(self).model_fields]
+        return {key: value for key in known if (value := getattr(self, key)) not in (None, [])}
+
+    def ignored(self, *more: str) -> tuple[str, ...]:
+        """The given keys without effect, and `more`."""
+        return tuple(sorted({*(self.model_extra or {}).keys() - self.refused.keys(), *more}))
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -173,68 +204,3 @@ def join_parts(parts: Sequence[dict[str, Any]]) -> Any:
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return list(parts)
-
-
-# -- sampling ------------------------------------------------------------------------------------
-
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "temperature": (0.0, math.inf, "at least 0"),
-    "top_p": (0.0, 1.0, "above 0 and at most 1"),
-    "min_p": (0.0, 1.0, "from 0 to 1"),
-    "frequency_penalty": (-2.0, 2.0, "from -2 to 2"),
-    "presence_penalty": (-2.0, 2.0, "from -2 to 2"),
-    "repetition_penalty": (0.0, math.inf, "above 0"),
-}
-_LARGEST = 1e6  # beyond any use, and still a float
-_LARGEST_INT = 2**31 - 1  # engines keep these in 32 bits, and die of larger ones
-
-
-def read_sampling(
-    body: Field, numbers: Iterable[str] = _RANGES, *, no_top_k: int = -1
-) -> dict[str, Any]:
-    """The `numbers` and the top_k that were given, by SGLang's names.
-
-    `top_k` is at least 1, or -1 for no limit, for which the client's word is `no_top_k`.
-    """
-    result: dict[str, Any] = {}
-    for key in numbers:
-        low, high, words = _RANGES[key]
-        value = body[key].value
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise body[key].invalid("must be a number")
-        outside = not low <= value <= high or value > _LARGEST
-        if outside or (words.startswith("above") and value == low):
-            raise body[key].invalid(f"must be {words}")
-        result[key] = float(value)
-    top_k = body["top_k"].value
-    if top_k is not None:
-        if not _is_int32(top_k) or (top_k < 1 and top_k != no_top_k):
-            raise body["top_k"].invalid(
-                f"must be an integer of at least 1, or {no_top_k} for no limit"
-            )
-        result["top_k"] = -1 if top_k == no_top_k else top_k
-    return result
-
-
-def read_stops(field: Field) -> dict[str, Any]:
-    """Stop strings as `{"stop": [...]}`; empty where there are none."""
-    stops = [field.value] if isinstance(field.value, str) else field.value
-    if stops is None:
-        return {}
-    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-        raise field.invalid("must be a non-empty string or a list of them")
-    return {"stop": list(stops)} if stops else {}
-
-
-def read_stop_tokens(field: Field) -> dict[str, Any]:
-    """Stop tokens as `{"stop_token_ids": [...]}`; empty where there are none."""
-    ids = field.check(list) or []
-    if not all(_is_int32(token) and token >= 0 for token in ids):
-        raise field.invalid("must be a list of token ids")
-    return {"stop_token_ids": list(ids)} if ids else {}
-
-
-def _is_int32(value: Any) -> bool:
-    return type(value) is int and value <= _LARGEST_INT

@@ -78,10 +78,10 @@ def test_case_04_bodies_that_are_no_request(body):
         ({"messages": [USER], "temperature": 10**400}, "temperature"),
         ({"messages": [USER], "temperature": float("nan")}, "temperature"),
         ({"messages": [USER], "top_p": 0}, "top_p"),
-        ({"messages": [USER], "top_k": 0}, "top_k"),
+        ({"messages": [USER], "top_k": -2}, "top_k"),
         ({"messages": [USER], "top_k": 2**31}, "top_k"),
-        ({"messages": [USER], "stop_token_ids": [2**31]}, "stop_token_ids"),
-        ({"messages": [USER], "stop": [""]}, "stop"),
+        ({"messages": [USER], "stop_token_ids": [2**31]}, "stop_token_ids[0]"),
+        ({"messages": [USER], "stop": [""]}, "stop[0]"),
         ({"messages": [USER], "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"messages": [USER], "tools": [{"type": "function", "function": {}}]},
          "tools[0].function.name"),
@@ -166,7 +166,7 @@ def test_case_10_unknown_keys_are_named_not_obeyed():
     assert request.ignored == ("logit_bias", "mirostat", "parallel_tool_calls", "seed", "store")
 
 
-def test_case_10_what_is_ignored_has_at_least_its_type():
+def test_case_10_what_has_no_effect_is_named():
     request = parse(tools=[{"type": "function", "function": {"name": "f", "strict": True}}],
                     stream_options={"include_obfuscation": True}, reasoning_effort="low",
                     verbosity="low", service_tier="auto", prediction={})  # fmt: skip
@@ -174,8 +174,6 @@ def test_case_10_what_is_ignored_has_at_least_its_type():
         "prediction", "reasoning_effort", "service_tier", "stream_options.include_obfuscation",
         "tools.function.strict", "verbosity",
     )  # fmt: skip
-    for key, value in (("seed", "7"), ("seed", True), ("store", 1), ("reasoning_effort", 3)):
-        assert refused({"messages": [USER], key: value}).param == key
 
 
 def test_legacy_and_refused_forms_of_messages():
