@@ -9,6 +9,7 @@ it (after a crash that decides what was trained), and the fingerprint of what it
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -22,6 +23,8 @@ from openclaw_rl.errors import ConfigError
 
 if TYPE_CHECKING:  # the checks of a start, which look for torch, come this way
     import torch
+
+log = logging.getLogger("openclaw_rl.train")
 
 _NAME = re.compile(r"version_(\d+)")
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -80,21 +83,18 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
-    def load_newest(
-        self, model: Any, optimizer: torch.optim.Optimizer
-    ) -> tuple[TrainState, Path | None, list[Path]]:
-        """Load the newest readable checkpoint: `(state, its folder or None, unreadable ones)`.
+    def load_newest(self, model: Any, optimizer: torch.optim.Optimizer) -> TrainState | None:
+        """Load the newest checkpoint that can be read; None where there is none.
 
         Raises `ConfigError` where a readable one belongs to another model: silently starting afresh
         would throw away what was learnt.
         """
-        bad: list[Path] = []
         for folder in folders(self.root):
             state = self.load(folder, model, optimizer)
             if state is not None:
-                return state, folder, bad
-            bad.append(folder)
-        return TrainState(), None, bad
+                return state
+            log.warning("[train] checkpoint %s cannot be read; an older one is used", folder.name)
+        return None
 
     def load(self, folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> TrainState | None:
         """Load a checkpoint's weights and Adam's moments; None where it cannot be read. Raises

@@ -61,6 +61,7 @@ class ExternalEngine:
         self._args, self._journal, self._context_length = args, journal, context_length
         self._engine_url: str = args.engine_url
         self._kind: str = args.engine_kind
+        self._needs = needs_of(args)
         self._root = Path(args.save).expanduser()
         self._open = contextlib.AsyncExitStack()
         self._lock = asyncio.Lock()
@@ -124,14 +125,13 @@ class ExternalEngine:
     # -- event loop --------------------------------------------------------------------------------
 
     async def _survey(self) -> Survey:
-        candidates = needs_of(self._args).candidates
-        found = await survey(self._kind, self._engine_url, self._http, candidates)
+        found = await survey(self._kind, self._engine_url, self._http, self._needs.candidates)
         self._kind = found.kind
         return found
 
     def _check(self) -> None:
         """Raise ConfigError where the engine cannot do what the settings ask for."""
-        self._found.check(needs_of(self._args))
+        self._found.check(self._needs)
         takes = self._found.info.get("context_length")
         if takes and takes < self._context_length:
             raise ConfigError(
@@ -243,13 +243,11 @@ class ExternalEngine:
 
 
 async def _listens(url: str) -> bool:
-    """Whether somebody takes connections at the address; one without a port is believed."""
-    parts = urlsplit(url)
-    if not parts.port:
-        return True
+    """Whether somebody takes connections at the address."""
+    address = urlsplit(url)
     try:
         async with asyncio.timeout(_LISTEN_SECONDS):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
     except (OSError, TimeoutError):
         return False
     writer.close()

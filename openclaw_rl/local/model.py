@@ -78,7 +78,7 @@ class EngineLinear(nn.Module):
 class LoadedModel:
     """A causal LM on a device, ready to serve and to train. Make it with `load`."""
 
-    def __init__(self, model: Any, path: str, lora: LoraSpec | None) -> None:
+    def __init__(self, model: Any, path: str, lora: LoraSpec) -> None:
         self.path = path
         self.lora = lora
         self.switch = AdapterSwitch()
@@ -110,15 +110,14 @@ class LoadedModel:
         cls,
         path: str | Path,
         *,
-        dtype: str | torch.dtype = "auto",
+        dtype: str = "auto",
         device: str | torch.device = "cpu",
-        lora: LoraSpec | None = None,
+        lora: LoraSpec = LoraSpec(),
     ) -> LoadedModel:
         """Reads a Hugging Face model directory. `dtype` "auto" is the stored one (float16 becomes
         bfloat16 on a CPU). Raises ConfigError where the model cannot be served."""
-        wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=wanted)
+            model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot load the model at {path}: {error}") from error
         if torch.device(device).type == "cpu" and model.dtype == torch.float16:
@@ -165,7 +164,7 @@ class LoadedModel:
     def adapter(self, state: Mapping[str, Tensor]) -> Adapter:
         """A serve adapter from a PEFT state dict (`get_peft_model_state_dict`), copied. Raises
         ConfigError on anything but pairs of LoRA matrices of the model's linear layers."""
-        scale = self.lora.alpha / self.lora.rank if self.lora else 1.0
+        scale = self.lora.alpha / self.lora.rank
         adapter: dict[str, tuple[Tensor, Tensor]] = {}
         for name in self.modules:
             a, b = (state.get(f"base_model.model.{name}.lora_{half}.weight") for half in "AB")
@@ -196,9 +195,6 @@ class LoadedModel:
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
             owner, _, leaf = name.rpartition(".")
             twin.get_submodule(owner)._buffers[leaf] = buffer.clone()
-        left = [n for n, p in twin.named_parameters() if p.is_meta]
-        if left:
-            raise ConfigError(f"parameters without weights in the trainer's model: {left[:3]}")
         twin.generation_config = copy.deepcopy(self.model.generation_config)
         return twin
 
@@ -207,8 +203,6 @@ class LoadedModel:
         adapter is the only thing in it that requires a gradient."""
         from peft import LoraConfig, get_peft_model
 
-        if self.lora is None:
-            raise ConfigError("the model was loaded without a LoRA specification")
         config = LoraConfig(
             r=self.lora.rank,
             lora_alpha=self.lora.alpha,  # type: ignore[arg-type]

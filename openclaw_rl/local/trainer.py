@@ -74,18 +74,16 @@ class Trainer:
 
     def resume(self) -> TrainState:
         """Load the newest checkpoint, settle unfinished leases by it, publish its weights."""
-        state, folder, bad = self.checkpoints.load_newest(self.model, self.learner.optimizer)
-        for path in bad:
-            log.warning("[train] checkpoint %s cannot be read; an older one is used", path.name)
-        self.state = state
+        state = self.checkpoints.load_newest(self.model, self.learner.optimizer)
+        self.state = state or TrainState()
         self.settle_leases()
-        if folder is None:
+        if state is None:
             # The adapter's random start is part of the run: every later one grows from it.
-            self.checkpoints.save(state, self.model, self.learner.optimizer)
+            self.checkpoints.save(self.state, self.model, self.learner.optimizer)
         else:
-            log.info("[train] resumed version %d from %s", state.version, folder.name)
+            log.info("[train] resumed version %d", state.version)
             self.publish(state.version, self._weights())
-        return state
+        return self.state
 
     def settle_leases(self) -> None:
         """The newest checkpoint decides what became of leases that a crash left unfinished."""

@@ -25,8 +25,7 @@ from openclaw_rl.journal import Journal
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local.cache import KVShape
-from openclaw_rl.local.embedded import kv_tokens
-from openclaw_rl.local.host import Host
+from openclaw_rl.local.host import Host, kv_tokens
 from openclaw_rl.local.model import LoadedModel
 from openclaw_rl.types import State, Verdict
 from tests.fakes.model import tiny_model
