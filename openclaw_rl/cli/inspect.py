@@ -38,10 +38,10 @@ def run(config: Config, options: argparse.Namespace) -> int:
 
 def _inspect(journal: Journal, options: argparse.Namespace) -> int:
     if options.id is None:
-        for row in journal.sessions(options.limit):
-            states = ", ".join(f"{n} {state}" for state, n in sorted(row.states.items()))
-            owner = f" · owner {row.owner}" if row.owner else ""
-            print(f"{_when(row.last)}  {row.session_id}{owner} · {states}")
+        for session_id, owner, last, states in journal.sessions(options.limit):
+            counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+            of = f" · owner {owner}" if owner else ""
+            print(f"{_when(last)}  {session_id}{of} · {counts}")
         return 0
     turn = journal.turn(turn_of_reply(options.id))
     turn_ids = [turn.turn_id] if turn else journal.turn_ids(session_id=options.id)

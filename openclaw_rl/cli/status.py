@@ -10,7 +10,6 @@ import json
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -74,7 +73,7 @@ def read_status(config: Config) -> dict[str, Any]:
         "trained": outcomes.trained,
         "dropped": dict(outcomes.dropped),
         "counters": dict(outcomes.counters),
-        "by_source": {name: asdict(count) for name, count in outcomes.by_source.items()},
+        "by_source": outcomes.by_source,
         "balanced": outcomes.balanced(),
         "version": policy.info.get("weight_version") if policy else None,
         "engine": policy.url if policy else None,

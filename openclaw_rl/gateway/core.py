@@ -14,7 +14,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -37,8 +37,9 @@ from openclaw_rl.journal.lock import gateway_lock
 from openclaw_rl.journal.records import Outcomes
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
-from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.session.types import NextState, Placement, RequestView
+from openclaw_rl.session.identity import RequestView
+from openclaw_rl.session.tracker import Placement, Tracker
+from openclaw_rl.types import Message
 from openclaw_rl.wire.dialect import Head
 from openclaw_rl.wire.errors import WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat, choose_format
@@ -160,10 +161,11 @@ class Gateway:
         started, now = time.perf_counter(), time.time()
         placement = self._tracker.place(_view(request, caller, headers), now)
         placement = self._without_lost_parent(placement)
-        if placement.kind == "main" and placement.next_state is not None:
+        parent_id, next_state = placement.parent_id, placement.next_state
+        if parent_id is not None and next_state is not None:
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
-            self._continued[placement.next_state.turn_id] = True
-            self._spawn(self._journal_next_state(placement, placement.next_state, now))
+            self._continued[parent_id] = True
+            self._spawn(self._journal_next_state(parent_id, next_state, placement.superseded, now))
         prompt = await self.prompts.build(request, placement, size, self.context_length)
         if placement.parent_id is not None:
             self.metrics.continued.labels("kept" if prompt.shares_tokens else "new").inc()
@@ -232,12 +234,12 @@ class Gateway:
             turn_id = self._newest.get((caller.owner, session_id))
             if turn_id is None and caller.anybody:
                 turn_id = self._newest.get((None, session_id))
-        turn = None if turn_id is None else await self._journal.turn(turn_id)
+        turn = None if turn_id is None else await self._journal.read(Journal.turn, turn_id)
         if turn is None or not caller.may_name(turn.owner):
             raise WireError(404, "there is no such turn", code="turn_not_found")
         self._continued[turn.turn_id] = True
-        write = self._journal.set_next_state(turn.turn_id, [feedback.message], time.time())
-        if not await write:
+        said, now = [feedback.message], time.time()
+        if not await self._journal.write(Journal.set_next_state, turn.turn_id, said, now):
             raise WireError(
                 409,
                 "this turn has its next state already, or is none that is judged",
@@ -250,7 +252,7 @@ class Gateway:
         """Nothing follows in this session of the caller's: none of its turns waits any more."""
         owner = None if caller.anybody else caller.owner
         self._ended[owner, session_id] = time.perf_counter()
-        await self._journal.end_session(session_id, time.time(), owner=owner)
+        await self._journal.write(Journal.end_session, session_id, time.time(), owner=owner)
         self._tracker.forget_session(session_id, owner)
         self.metrics.ended_sessions.inc()
 
@@ -266,14 +268,14 @@ class Gateway:
     async def trainer(self) -> Mapping[str, Any]:
         """What the trainer says of its last batch, if it has said anything."""
         try:
-            endpoint = await self._journal.endpoint("trainer")
+            endpoint = await self._journal.read(Journal.endpoint, "trainer")
         except OpenClawRLError:
             return {}
         return {} if endpoint is None else endpoint.info
 
     async def restore(self) -> None:
         """After a restart: take the trajectories up where the journal has them."""
-        nodes = await self._journal.heads(MAX_TURNS)
+        nodes = await self._journal.read(Journal.heads, MAX_TURNS)
         self._tracker.restore(nodes)
         for node in nodes:
             if node.kind == "main":
@@ -381,12 +383,12 @@ class Gateway:
         self._log(turn, recorded)
 
     async def _journal_next_state(
-        self, placement: Placement, next_state: NextState, now: float
+        self, turn_id: str, messages: Sequence[Message], superseded: Sequence[str], now: float
     ) -> None:
         def write(journal: Journal) -> None:
-            journal.set_next_state(next_state.turn_id, next_state.messages, now)
-            for turn_id in placement.superseded:
-                journal.drop(turn_id, "retried", now)
+            journal.set_next_state(turn_id, messages, now)
+            for other in superseded:
+                journal.drop(other, "retried", now)
 
         await self._journaled(self._journal.write(write))
 
@@ -405,11 +407,11 @@ class Gateway:
 
     async def _count(self, name: str) -> None:
         with suppress(OpenClawRLError):
-            await self._journal.count(name)
+            await self._journal.write(Journal.count, name)
 
     async def _counts(self) -> Outcomes | None:
         try:
-            return await self._journal.outcomes()
+            return await self._journal.read(Journal.outcomes)
         except OpenClawRLError:
             return None
 

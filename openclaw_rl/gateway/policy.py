@@ -77,7 +77,7 @@ class Policy:
     async def look(self) -> None:
         """Read the journal. An unreadable journal leaves the last address."""
         with contextlib.suppress(OpenClawRLError):
-            self._endpoint = await self._journal.endpoint("policy")
+            self._endpoint = await self._journal.read(Journal.endpoint, "policy")
             self._api = engine_api(self._told.get("engine"), self._told.get("abilities", {}))
 
     async def follow(self, engine: EngineClient, url: str, about: Mapping[str, Any]) -> None:

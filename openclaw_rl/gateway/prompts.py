@@ -25,7 +25,7 @@ from cachetools import LRUCache
 from openclaw_rl.engine.chat import CHARACTERS_A_TOKEN, ChatTokenizer, KnownPrompt, text_sha
 from openclaw_rl.gateway.status import Metrics
 from openclaw_rl.journal.writer import AsyncJournal
-from openclaw_rl.session.types import Placement
+from openclaw_rl.session.tracker import Placement
 from openclaw_rl.types import Message, Turn
 from openclaw_rl.wire.errors import prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat

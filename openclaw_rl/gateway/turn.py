@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from openclaw_rl.engine.chat import ChatTokenizer, TextStream
 from openclaw_rl.engine.types import Delta, Finish
-from openclaw_rl.session.types import Placement
+from openclaw_rl.session.tracker import Placement
 from openclaw_rl.types import Message, TopK, Turn
 from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage
 from openclaw_rl.wire.reply import END_THINK, ReplyEvent, ReplyParser

@@ -1,7 +1,7 @@
 """The durable store that the four loops share. See README.md of this package."""
 
 from openclaw_rl.journal.lock import gateway_lock, trainer_lock
-from openclaw_rl.journal.records import Endpoint, Lease, Outcomes, SourceCount
+from openclaw_rl.journal.records import Endpoint, Outcomes
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 
@@ -9,9 +9,7 @@ __all__ = [
     "AsyncJournal",
     "Endpoint",
     "Journal",
-    "Lease",
     "Outcomes",
-    "SourceCount",
     "gateway_lock",
     "trainer_lock",
 ]

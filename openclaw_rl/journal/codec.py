@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
@@ -17,35 +15,25 @@ from openclaw_rl.errors import JournalError
 from openclaw_rl.types import TopK
 
 
-def _little(values: array[Any]) -> array[Any]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
 def pack_ints(values: Iterable[int]) -> bytes:
-    """int32, little-endian. Raises `JournalError` for what is no token id."""
+    """int32. Raises `JournalError` for what is no token id."""
     try:
-        return _little(array("i", values)).tobytes()
+        return array("i", values).tobytes()
     except (OverflowError, TypeError) as error:
         raise JournalError("token ids must be integers below 2**31") from error
 
 
 def unpack_ints(blob: bytes) -> list[int]:
-    values = array("i")
-    values.frombytes(blob)
-    return _little(values).tolist()
+    return array("i", blob).tolist()
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
-    """float32, little-endian; NaN survives."""
-    return _little(array("f", values)).tobytes()
+    """float32; NaN survives."""
+    return array("f", values).tobytes()
 
 
 def unpack_floats(blob: bytes) -> list[float]:
-    values = array("f")
-    values.frombytes(blob)
-    return _little(values).tolist()
+    return array("f", blob).tolist()
 
 
 def pack_topk(topk: TopK | None) -> tuple[bytes | None, bytes | None]:
@@ -76,10 +64,6 @@ def pack_runs(values: Iterable[str]) -> str:
 
 def unpack_runs(text: str) -> list[str]:
     return [value for value, count in json.loads(text) for _ in range(count)]
-
-
-def all_finite(values: Iterable[float]) -> bool:
-    return all(map(math.isfinite, values))
 
 
 def to_json(value: Any) -> str:

@@ -12,10 +12,10 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import schema
@@ -129,6 +129,16 @@ class Database:
             finally:
                 self._undo(("ROLLBACK",))
 
+    def rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+        """All that one query answers."""
+        with self.read() as db:
+            return db.execute(sql, values).fetchall()
+
+    def change(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> int:
+        """Carry out one statement; how many rows it changed."""
+        with self.write() as db:
+            return db.execute(sql, values).rowcount
+
     def pragma(self, statement: str) -> int:
         """The number a PRAGMA answers with (0 where it answers nothing)."""
         with self._lock:
@@ -147,8 +157,9 @@ class Database:
             while self.pragma("wal_checkpoint(TRUNCATE)") and time.monotonic() < deadline:
                 time.sleep(0.01)
 
-    def own_changes(self) -> int:
-        return self._db.total_changes
+    def state(self) -> tuple[int, int]:
+        """Differs from an earlier one as soon as anybody has committed anything."""
+        return self.pragma("data_version"), self._db.total_changes
 
     def close(self) -> None:
         with self._lock:

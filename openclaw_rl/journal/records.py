@@ -9,16 +9,6 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Turns that `host` took for rollout `rollout_id` and has neither trained nor given back."""
-
-    host: str
-    rollout_id: int
-    turn_ids: tuple[str, ...]
-    created: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Address of an engine. `info["weight_version"]`, where given for the policy, is the version
     that is served now."""
@@ -29,29 +19,14 @@ class Endpoint:
     published: float
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCount:
-    """Turns whose session was recognised by one source. `bound`: main turns that belong to a
-    conversation, `unbound`: main turns without any name of which nothing followed (yet)."""
-
-    bound: int = 0
-    side: int = 0
-    unbound: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRow:
-    """A session at a glance: when its newest turn was made, and how many are in which state."""
-
-    session_id: str
-    owner: str
-    last: float
-    states: Mapping[str, int]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """How many turns ended where. Turns that were purged since are still counted."""
+    """How many turns ended where. Turns that were purged since are still counted.
+
+    `by_source`, for each way in which sessions were recognised: `bound` (main turns that belong to
+    a conversation), `side`, and `unbound` (main turns without any name of which nothing followed
+    yet).
+    """
 
     seen: int = 0
     main: int = 0
@@ -63,22 +38,18 @@ class Outcomes:
     trained: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
-    by_source: Mapping[str, SourceCount] = field(default_factory=dict)
+    by_source: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def unbound(self) -> int:
         """Main turns that nothing ties to a conversation."""
-        return sum(count.unbound for count in self.by_source.values())
+        return sum(count["unbound"] for count in self.by_source.values())
 
     def states(self) -> dict[str, int]:
         """Main turns by state."""
-        return {
-            "waiting": self.waiting,
-            "judging": self.judging,
-            "ready": self.ready,
-            "leased": self.leased,
-            "trained": self.trained,
-            "dropped": sum(self.dropped.values()),
+        names = ("waiting", "judging", "ready", "leased", "trained")
+        return {name: getattr(self, name) for name in names} | {
+            "dropped": sum(self.dropped.values())
         }
 
     def balanced(self) -> bool:

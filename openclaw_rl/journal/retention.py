@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from openclaw_rl.journal import codec, turns
-from openclaw_rl.journal.records import Outcomes, SourceCount
+from openclaw_rl.journal.records import Outcomes
 from openclaw_rl.types import State
 
 CHUNK = 64
@@ -43,10 +43,9 @@ def outcomes(db: sqlite3.Connection) -> Outcomes:
     main = sum(states.values())
     states.pop(State.DROPPED, 0)
     counters = db.execute("SELECT name, n FROM counters WHERE scope = 'count' ORDER BY name")
+    seen = db.execute("SELECT ifnull(sum(n), 0) FROM counters WHERE scope = 'seen'")
     return Outcomes(
-        seen=db.execute("SELECT ifnull(sum(n), 0) FROM counters WHERE scope = 'seen'").fetchone()[
-            0
-        ],
+        seen=seen.fetchone()[0],
         main=main,
         side=side,
         dropped=dict(dropped),
@@ -56,7 +55,7 @@ def outcomes(db: sqlite3.Connection) -> Outcomes:
     )
 
 
-def _by_source(db: sqlite3.Connection) -> dict[str, SourceCount]:
+def _by_source(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
     """A nameless turn that opens a conversation (`new`) is bound as soon as something follows."""
     open_ = (
         "source = 'new' AND (state = 'waiting' OR "
@@ -69,7 +68,7 @@ def _by_source(db: sqlite3.Connection) -> dict[str, SourceCount]:
         "SELECT source, state, reason, count(*) FROM turns GROUP BY state, reason, source"
         ")) GROUP BY source ORDER BY source"
     )
-    return {source: SourceCount(bound, side, unbound) for source, bound, side, unbound in rows}
+    return {row[0]: dict(zip(("bound", "side", "unbound"), row[1:], strict=True)) for row in rows}
 
 
 def purge(

@@ -99,16 +99,17 @@ CREATE TABLE endpoints (role TEXT PRIMARY KEY, url TEXT NOT NULL, info TEXT NOT 
                         published REAL NOT NULL);
 """
 
-_CHANGES: Mapping[int, tuple[str, ...]] = {
-    1: tuple(
-        f"ALTER TABLE {table} ADD COLUMN {column} BLOB"
-        for table in ("payloads", "verdicts")
-        for column in ("topk_ids", "topk_logprobs")
-    ),
-    2: (
-        "ALTER TABLE past RENAME TO purged",
-        "CREATE TABLE fingerprint (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    ),
+_CHANGES: Mapping[int, str] = {
+    1: """
+ALTER TABLE payloads ADD COLUMN topk_ids BLOB;
+ALTER TABLE payloads ADD COLUMN topk_logprobs BLOB;
+ALTER TABLE verdicts ADD COLUMN topk_ids BLOB;
+ALTER TABLE verdicts ADD COLUMN topk_logprobs BLOB
+""",
+    2: """
+ALTER TABLE past RENAME TO purged;
+CREATE TABLE fingerprint (name TEXT PRIMARY KEY, value TEXT NOT NULL)
+""",
 }
 """layout -> what makes the next one of it. Each must be quick (it runs while others wait) and keep
 every stored value."""
@@ -135,17 +136,10 @@ def bring_up_to_date(db: sqlite3.Connection, path: str) -> None:
     """Make the tables, or change older ones into ours; the caller holds the write transaction.
     Changes nothing where another process was faster. Raises as `layout`."""
     found = layout(db, path)
-    if found == 0:
-        for statement in _without_comments(_TABLES).split(";"):
-            if statement.strip():
-                db.execute(statement)
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    else:
-        for version in range(found, SCHEMA_VERSION):
-            for statement in _CHANGES[version]:
-                db.execute(statement)
+    if found == SCHEMA_VERSION:
+        return
+    changes = [_TABLES] if found == 0 else [_CHANGES[at] for at in range(found, SCHEMA_VERSION)]
+    for statement in ";".join(changes).split(";"):
+        db.execute(statement)
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def _without_comments(text: str) -> str:
-    return "\n".join(line.partition("--")[0] for line in text.splitlines())

@@ -20,7 +20,7 @@ from typing import Any
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import codec, retention, turns
 from openclaw_rl.journal.database import Database
-from openclaw_rl.journal.records import Endpoint, Lease, Outcomes, SessionRow
+from openclaw_rl.journal.records import Endpoint, Outcomes
 from openclaw_rl.types import Message, State, Turn, Verdict
 
 _BREATH = 0.01
@@ -30,10 +30,13 @@ MAX_ATTEMPTS = 20
 """How often a turn is given to a judge before it is dropped; with growing pauses, hours."""
 
 
+_LEASED = "state = 'leased' AND lease_host = ? AND lease_rollout = ?"
+
+
 class Journal:
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._seen_change: tuple[int, int] | None = None
+        self._last_state: tuple[int, int] | None = None
 
     @classmethod
     def open(
@@ -109,12 +112,8 @@ class Journal:
 
     def end_session(self, session_id: str, now: float, *, owner: str | None = None) -> int:
         """Nothing follows any more: drop the waiting turns of the session; how many."""
-        return self._end(
-            "session_id = ? AND state = 'waiting' AND (? IS NULL OR owner = ?)",
-            (session_id, owner, owner),
-            "session_ended",
-            now,
-        )
+        where = "session_id = ? AND state = 'waiting' AND (? IS NULL OR owner = ?)"
+        return self._end(where, (session_id, owner, owner), "session_ended", now)
 
     def heads(self, limit: int) -> list[Turn]:
         """Heads of the newest `limit` turns that were served, parents first, for `Tracker.restore`.
@@ -124,28 +123,27 @@ class Journal:
             return turns.load_heads(db, clause, (limit,))[::-1]
 
     def turn(self, turn_id: str) -> Turn | None:
+        """A turn with everything that is known of it."""
         with self._db.read() as db:
             return turns.load_turn(db, turn_id)
 
     def has_turn(self, turn_id: str) -> bool:
         """Whether a turn of this id is there, or was replayed and went by age or size."""
-        with self._db.read() as db:
-            found = db.execute(
-                "SELECT 1 FROM turns WHERE turn_id = ?1 UNION ALL "
-                "SELECT 1 FROM counters WHERE scope = 'replayed' AND name = ?1",
-                (turn_id,),
-            )
-            return found.fetchone() is not None
+        found = self._db.rows(
+            "SELECT 1 FROM turns WHERE turn_id = ?1 UNION ALL "
+            "SELECT 1 FROM counters WHERE scope = 'replayed' AND name = ?1",
+            (turn_id,),
+        )
+        return bool(found)
 
     def served(self) -> set[str]:
         """The `node_hash` of every turn that was served: what was said up to its reply. Also of
         those that were trained and went by age or size."""
-        with self._db.read() as db:
-            rows = db.execute(
-                "SELECT node_hash FROM turns WHERE off_policy = 0 UNION ALL "
-                "SELECT name FROM counters WHERE scope = 'learnt'"
-            )
-            return {row[0] for row in rows}
+        rows = self._db.rows(
+            "SELECT node_hash FROM turns WHERE off_policy = 0 UNION ALL "
+            "SELECT name FROM counters WHERE scope = 'learnt'"
+        )
+        return {row[0] for row in rows}
 
     def tokens(self, turn_id: str) -> list[int]:
         """Prompt and output ids of a turn. Raises `JournalError` for an unknown turn."""
@@ -160,29 +158,22 @@ class Journal:
         owner: str | None = None,
         before: float | None = None,
     ) -> list[str]:
-        """Ids of all turns (of a session, an owner, made before a time and not leased: what `purge`
-        would delete), oldest first."""
-        with self._db.read() as db:
-            rows = db.execute(
-                f"SELECT turn_id FROM turns WHERE {retention.NAMED} ORDER BY seq",
-                (session_id, owner, before),
-            )
-            return [row[0] for row in rows]
+        """Ids of all turns (of a session, an owner, made before a time and held by nobody: what
+        `purge` would delete), oldest first."""
+        sql = f"SELECT turn_id FROM turns WHERE {retention.NAMED} ORDER BY seq"
+        return [row[0] for row in self._db.rows(sql, (session_id, owner, before))]
 
-    def sessions(self, limit: int) -> list[SessionRow]:
-        """The sessions that were used last, with how many turns of them are in which state."""
-        with self._db.read() as db:
-            rows = db.execute(
-                "SELECT session_id, owner, max(last), json_group_object(state, n) FROM ("
-                "SELECT session_id, owner, state, max(created) AS last, count(*) AS n FROM turns "
-                "GROUP BY session_id, owner, state) "
-                "GROUP BY session_id, owner ORDER BY max(last) DESC LIMIT ?",
-                (limit,),
-            )
-            return [
-                SessionRow(session_id=row[0], owner=row[1], last=row[2], states=json.loads(row[3]))
-                for row in rows
-            ]
+    def sessions(self, limit: int) -> list[tuple[str, str, float, dict[str, int]]]:
+        """The sessions that were used last: id, owner, when their newest turn was made, and how
+        many turns are in which state."""
+        rows = self._db.rows(
+            "SELECT session_id, owner, max(last), json_group_object(state, n) FROM ("
+            "SELECT session_id, owner, state, max(created) AS last, count(*) AS n FROM turns "
+            "GROUP BY session_id, owner, state) "
+            "GROUP BY session_id, owner ORDER BY max(last) DESC LIMIT ?",
+            (limit,),
+        )
+        return [(*row[:3], json.loads(row[3])) for row in rows]
 
     # -- judge -----------------------------------------------------------------------------
 
@@ -204,22 +195,19 @@ class Journal:
                 "WHERE state = 'judging' AND claim_until <= ? AND attempts >= ?",
                 (now, now, MAX_ATTEMPTS),
             )
-            ids = [
-                row[0]
-                for row in db.execute(
-                    "SELECT turn_id FROM turns WHERE state = 'judging' AND claim_until <= ? "
-                    "AND retry_at <= ? AND turn_id NOT IN (SELECT value FROM json_each(?)) "
-                    "ORDER BY created, seq LIMIT ?",
-                    (now, now, json.dumps(but_not), limit),
-                )
-            ]
+            rows = db.execute(
+                "SELECT turn_id FROM turns WHERE state = 'judging' AND claim_until <= ? "
+                "AND retry_at <= ? AND turn_id NOT IN (SELECT value FROM json_each(?)) "
+                "ORDER BY created, seq LIMIT ?",
+                (now, now, json.dumps(but_not), limit),
+            ).fetchall()
             db.executemany(
                 "UPDATE turns SET claim_worker = ?, claim_until = ?, attempts = attempts + 1 "
                 "WHERE turn_id = ?",
-                [(worker, now + lease_seconds, turn_id) for turn_id in ids],
+                [(worker, now + lease_seconds, turn_id) for (turn_id,) in rows],
             )
         with self._db.read() as db:
-            found = [turns.load_turn(db, turn_id) for turn_id in ids]
+            found = [turns.load_turn(db, turn_id) for (turn_id,) in rows]
         return [turn for turn in found if turn is not None]
 
     def extend_claims(self, worker: str, until: float) -> list[str]:
@@ -232,12 +220,11 @@ class Journal:
 
     def release_claims(self, worker: str) -> int:
         """A judge stops in good order: its turns are free at once, the attempt does not count."""
-        with self._db.write() as db:
-            return db.execute(
-                "UPDATE turns SET claim_worker = NULL, claim_until = 0, attempts = attempts - 1 "
-                "WHERE state = 'judging' AND claim_worker = ?",
-                (worker,),
-            ).rowcount
+        return self._db.change(
+            "UPDATE turns SET claim_worker = NULL, claim_until = 0, attempts = attempts - 1 "
+            "WHERE state = 'judging' AND claim_worker = ?",
+            (worker,),
+        )
 
     def write_verdict(
         self, turn_id: str, worker: str, verdict: Verdict, now: float, *, use_score: bool = True
@@ -250,7 +237,7 @@ class Journal:
         Raises `JournalError` for a score that is no finite number, or teacher values (or rows of
         candidates) that are not one for each output token.
         """
-        teacher, topk = verdict.teacher_log_probs, verdict.teacher_topk
+        topk = verdict.teacher_topk
         if verdict.score is not None and not math.isfinite(verdict.score):
             raise JournalError(f"turn {turn_id}: the score must be a finite number or None")
         with self._db.write() as db:
@@ -258,14 +245,11 @@ class Journal:
             if row is None:
                 return None
             seq, output_len, _ = row
-            if teacher is not None and len(teacher) != output_len:
-                raise JournalError(
-                    f"turn {turn_id}: {len(teacher)} teacher values for {output_len} tokens"
-                )
-            if topk is not None and len(topk.ids) != output_len:
-                raise JournalError(
-                    f"turn {turn_id}: {len(topk.ids)} rows of candidates for {output_len} tokens"
-                )
+            for values in (verdict.teacher_log_probs, topk.ids if topk else None):
+                if values is not None and len(values) != output_len:
+                    raise JournalError(
+                        f"turn {turn_id}: {len(values)} teacher values for {output_len} tokens"
+                    )
             rewarded = use_score and bool(verdict.score)
             state = State.READY if rewarded or verdict.has_teacher else State.DROPPED
             turns.store_verdict(db, seq, verdict, now)
@@ -331,71 +315,49 @@ class Journal:
         if not ids:
             return False
         with self._db.write() as db:
-            if db.execute(
-                "SELECT 1 FROM turns WHERE state = 'leased' AND lease_host = ? "
-                "AND lease_rollout = ?",
-                (host, rollout_id),
-            ).fetchone():
+            if rollout_id in self.leases(host):
                 raise JournalError(
                     f"rollout {rollout_id} of {host} has an unfinished lease: train it or give "
                     "it back"
                 )
-            wanted = json.dumps(ids)
-            ready = db.execute(
-                "SELECT count(*) FROM turns WHERE state = 'ready' "
-                "AND turn_id IN (SELECT value FROM json_each(?))",
-                (wanted,),
-            ).fetchone()[0]
-            if ready != len(ids):
+            wanted = "state = 'ready' AND turn_id IN (SELECT value FROM json_each(?))"
+            ready = db.execute(f"SELECT count(*) FROM turns WHERE {wanted}", (json.dumps(ids),))
+            if ready.fetchone()[0] != len(ids):
                 return False
             db.execute(
                 "UPDATE turns SET state = 'leased', lease_host = ?, lease_rollout = ?, "
-                "leased_at = ?, changed = ? WHERE state = 'ready' "
-                "AND turn_id IN (SELECT value FROM json_each(?))",
-                (host, rollout_id, now, now, wanted),
+                f"leased_at = ?, changed = ? WHERE {wanted}",
+                (host, rollout_id, now, now, json.dumps(ids)),
             )
             return True
 
-    def leases(self, host: str) -> list[Lease]:
-        """Unfinished leases of a host, lowest rollout first; turns oldest first."""
-        with self._db.read() as db:
-            rows = db.execute(
-                "SELECT lease_rollout, turn_id, leased_at FROM turns WHERE state = 'leased' "
-                "AND lease_host = ? ORDER BY lease_rollout, created, turn_id",
-                (host,),
-            ).fetchall()
-        ids: dict[int, list[str]] = {}
-        times: dict[int, float] = {}
-        for rollout_id, turn_id, leased_at in rows:
-            ids.setdefault(rollout_id, []).append(turn_id)
-            times.setdefault(rollout_id, leased_at)
-        return [
-            Lease(host=host, rollout_id=key, turn_ids=tuple(value), created=times[key])
-            for key, value in ids.items()
-        ]
+    def leases(self, host: str) -> dict[int, list[str]]:
+        """The turns that a host has leased and neither trained nor given back, oldest first, by
+        rollout, the lowest first."""
+        rows = self._db.rows(
+            "SELECT lease_rollout, turn_id FROM turns WHERE state = 'leased' "
+            "AND lease_host = ? ORDER BY lease_rollout, created, turn_id",
+            (host,),
+        )
+        found: dict[int, list[str]] = {}
+        for rollout_id, turn_id in rows:
+            found.setdefault(rollout_id, []).append(turn_id)
+        return found
 
     def give_back(self, rollout_id: int, host: str, now: float) -> int:
         """The turns of an unfinished lease are ready again; how many."""
-        return self._settle(
-            "state = 'ready', lease_host = NULL, lease_rollout = NULL, leased_at = NULL",
-            (), rollout_id, host, now,
-        )  # fmt: skip
+        return self._db.change(
+            "UPDATE turns SET state = 'ready', lease_host = NULL, lease_rollout = NULL, "
+            f"leased_at = NULL, changed = ? WHERE {_LEASED}",
+            (now, host, rollout_id),
+        )
 
     def mark_trained(self, rollout_id: int, host: str, version: str, now: float) -> int:
         """The weights `version` have learnt from this lease; how many turns. Again: 0."""
-        return self._settle(
-            "state = 'trained', trained_version = ?", (version,), rollout_id, host, now
+        return self._db.change(
+            f"UPDATE turns SET state = 'trained', trained_version = ?, changed = ? WHERE {_LEASED}",
+            (version, now, host, rollout_id),
         )
-
-    def _settle(
-        self, change: str, values: tuple[Any, ...], rollout_id: int, host: str, now: float
-    ) -> int:
-        with self._db.write() as db:
-            return db.execute(
-                f"UPDATE turns SET {change}, changed = ? "
-                "WHERE state = 'leased' AND lease_host = ? AND lease_rollout = ?",
-                (*values, now, host, rollout_id),
-            ).rowcount
 
     def lineage(self, turn_ids: Iterable[str]) -> list[Turn]:
         """These turns and all whose tokens their prompts begin with, oldest first: heads, of these
@@ -407,13 +369,8 @@ class Journal:
         self, rollout_id: int, host: str, turn_ids: Iterable[str], reason: str, now: float
     ) -> int:
         """End turns of an unfinished lease that cannot be trained; how many there were."""
-        return self._end(
-            "state = 'leased' AND lease_host = ? AND lease_rollout = ? "
-            "AND turn_id IN (SELECT value FROM json_each(?))",
-            (host, rollout_id, json.dumps(list(turn_ids))),
-            reason,
-            now,
-        )
+        where = f"{_LEASED} AND turn_id IN (SELECT value FROM json_each(?))"
+        return self._end(where, (host, rollout_id, json.dumps(list(turn_ids))), reason, now)
 
     # -- the model -------------------------------------------------------------------------
 
@@ -444,20 +401,16 @@ class Journal:
     def publish(self, role: str, url: str, info: Mapping[str, Any], now: float) -> None:
         """Say where the engine of a role (`policy`, `judge`, `prm`, `teacher`), or the `gateway`,
         is now."""
-        with self._db.write() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, ?)",
-                (role, url, codec.to_json(info), now),
-            )
+        values = (role, url, codec.to_json(info), now)
+        self._db.change("INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, ?)", values)
 
     def endpoint(self, role: str) -> Endpoint | None:
-        with self._db.read() as db:
-            row = db.execute(
-                "SELECT role, url, info, published FROM endpoints WHERE role = ?", (role,)
-            ).fetchone()
-        if row is None:
-            return None
-        return Endpoint(role=row[0], url=row[1], info=json.loads(row[2]), published=row[3])
+        """What was published last for a role."""
+        for url, info, published in self._db.rows(
+            "SELECT url, info, published FROM endpoints WHERE role = ?", (role,)
+        ):
+            return Endpoint(role=role, url=url, info=json.loads(info), published=published)
+        return None
 
     # -- status ----------------------------------------------------------------------------
 
@@ -468,20 +421,12 @@ class Journal:
 
     def judged(self, recent: int) -> tuple[int, float | None]:
         """How many turns have a verdict, and the mean score of the newest `recent` scored ones."""
-        with self._db.read() as db:
-            total = db.execute("SELECT count(*) FROM verdicts").fetchone()[0]
-            mean = db.execute(
-                "SELECT avg(score) FROM (SELECT score FROM verdicts WHERE score IS NOT NULL "
-                "ORDER BY seq DESC LIMIT ?)",
-                (recent,),
-            ).fetchone()[0]
+        [(total, mean)] = self._db.rows(
+            "SELECT (SELECT count(*) FROM verdicts), (SELECT avg(score) FROM (SELECT score "
+            "FROM verdicts WHERE score IS NOT NULL ORDER BY seq DESC LIMIT ?))",
+            (recent,),
+        )
         return total, mean
-
-    def expire(self, now: float, next_state_ttl: float) -> int:
-        """Drop turns that waited for a next state longer than `next_state_ttl` seconds
-        (`no_next_state`); how many."""
-        where = "state = 'waiting' AND created < ?"
-        return self._end(where, (now - next_state_ttl,), "no_next_state", now)
 
     def purge(
         self,
@@ -503,21 +448,20 @@ class Journal:
             with self._db.write() as db:
                 removed = retention.purge(db, session_id, owner, older_than)
         elif older_than is not None or max_bytes is not None:
-            removed = 0
-            while n := self._purge_some(older_than, max_bytes):
-                removed += n
+            removed, more = 0, True
+            while more:
+                with self._db.write() as db:
+                    if older_than is not None:
+                        n = retention.purge(db, None, None, older_than, retention.CHUNK)
+                    else:
+                        n = retention.shrink(db, max_bytes or 0)
+                removed, more = removed + n, n > 0
                 time.sleep(_BREATH)
         else:
             raise JournalError("purge needs to be told what to delete")
         if removed:
             self._db.vacuum()
         return removed
-
-    def _purge_some(self, older_than: float | None, max_bytes: int | None) -> int:
-        with self._db.write() as db:
-            if older_than is not None:
-                return retention.purge(db, None, None, older_than, retention.CHUNK)
-            return retention.shrink(db, max_bytes or 0)
 
     def run_retention(
         self,
@@ -528,8 +472,10 @@ class Journal:
         max_bytes: int | None = None,
     ) -> dict[str, int]:
         """What somebody should do every few minutes, from a thread and a connection of its own:
-        `expire`, then `purge` by age in seconds and by size. How many turns, by what happened."""
-        done = {"no_next_state": self.expire(now, next_state_ttl), "purged": 0}
+        drop turns that waited for a next state longer than `next_state_ttl` seconds, then `purge`
+        by age in seconds and by size. How many turns, by what happened."""
+        late = ("state = 'waiting' AND created < ?", (now - next_state_ttl,))
+        done = {"no_next_state": self._end(*late, "no_next_state", now), "purged": 0}
         if max_age is not None:
             done["purged"] += self.purge(older_than=now - max_age)
         if max_bytes is not None:
@@ -543,19 +489,17 @@ class Journal:
 
     def changed(self) -> bool:
         """Whether anything was committed since the last call (or ever): cheap, for pollers."""
-        now = (self._db.pragma("data_version"), self._db.own_changes())
-        changed, self._seen_change = now != self._seen_change, now
-        return changed
+        last, self._last_state = self._last_state, self._db.state()
+        return last != self._last_state
 
     def _end(self, where: str, values: tuple[Any, ...], reason: str, now: float) -> int:
         if not reason:
             raise JournalError("a turn is dropped for a reason")
-        with self._db.write() as db:
-            return db.execute(
-                "UPDATE turns SET state = 'dropped', reason = ?, changed = ?, claim_worker = NULL "
-                f"WHERE {where}",
-                (reason, now, *values),
-            ).rowcount
+        return self._db.change(
+            "UPDATE turns SET state = 'dropped', reason = ?, changed = ?, claim_worker = NULL "
+            f"WHERE {where}",
+            (reason, now, *values),
+        )
 
 
 def _claimed(db: sqlite3.Connection, turn_id: str, worker: str) -> tuple[int, int, int] | None:

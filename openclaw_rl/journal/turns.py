@@ -8,6 +8,7 @@ believed.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ def _misfit(turn: Turn) -> str:
         return ""  # nobody sampled it here: the trainer computes its log-probs
     if len(turn.output_logprobs) != length:
         return "logprobs_missing"
-    if not codec.all_finite(turn.output_logprobs):
+    if not all(map(math.isfinite, turn.output_logprobs)):
         return "logprobs_invalid"
     if len(turn.output_versions) != length or "" in turn.output_versions:
         return "versions_missing"

@@ -12,16 +12,16 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal.records import Endpoint, Outcomes
 from openclaw_rl.journal.store import Journal
-from openclaw_rl.types import Message, Turn
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _GROUP_SECONDS = 0.015
@@ -29,14 +29,9 @@ _GROUP_SECONDS = 0.015
 of many large ones, or other processes, waiting for the last."""
 
 
-class _Write:
-    """One write; `done` gets its outcome after the commit."""
-
-    def __init__(self, action: Callable[[Journal], Any]) -> None:
-        self.action = action
-        self.done: Future[Any] = Future()
-        self.result: Any = None
-        self.error: BaseException | None = None
+class _Write(NamedTuple):
+    action: Callable[[Journal], Any]
+    done: Future[Any]
 
 
 class AsyncJournal:
@@ -72,9 +67,12 @@ class AsyncJournal:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def write(self, action: Callable[[Journal], T]) -> asyncio.Future[T]:
-        """Have `action` run on the journal in the writer thread; done when it is committed."""
-        return asyncio.wrap_future(self._ask(action))
+    def write(
+        self, action: Callable[Concatenate[Journal, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Have `action` run on the journal in the writer thread; done when it is committed. It need
+        not be awaited."""
+        return asyncio.wrap_future(self._ask(lambda journal: action(journal, *args, **kwargs)))
 
     async def write_within(self, seconds: float, action: Callable[[Journal], Any]) -> bool:
         """Have `action` run as `write` does; whether it was committed within so long, or had begun
@@ -86,44 +84,22 @@ class AsyncJournal:
             return not done.cancel()
         return True
 
-    def _ask(self, action: Callable[[Journal], T]) -> Future[T]:
-        write = _Write(action)
-        if self._closed:
-            write.done.set_exception(JournalError("the journal is closed"))
-        else:
-            self._queue.put(write)
-        return write.done
-
-    async def read(self, action: Callable[[Journal], T]) -> T:
+    async def read(
+        self, action: Callable[Concatenate[Journal, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run `action`, which only reads, in the reader thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, action, self._reader)
+        return await loop.run_in_executor(
+            self._readers, partial(action, self._reader, *args, **kwargs)
+        )
 
-    def set_next_state(
-        self, turn_id: str, messages: Sequence[Message], now: float
-    ) -> asyncio.Future[bool]:
-        return self.write(lambda journal: journal.set_next_state(turn_id, messages, now))
-
-    def count(self, name: str, n: int = 1) -> asyncio.Future[None]:
-        """Need not be awaited."""
-        return self.write(lambda journal: journal.count(name, n))
-
-    def end_session(
-        self, session_id: str, now: float, *, owner: str | None = None
-    ) -> asyncio.Future[int]:
-        return self.write(lambda journal: journal.end_session(session_id, now, owner=owner))
-
-    async def heads(self, limit: int) -> list[Turn]:
-        return await self.read(lambda journal: journal.heads(limit))
-
-    async def turn(self, turn_id: str) -> Turn | None:
-        return await self.read(lambda journal: journal.turn(turn_id))
-
-    async def endpoint(self, role: str) -> Endpoint | None:
-        return await self.read(lambda journal: journal.endpoint(role))
-
-    async def outcomes(self) -> Outcomes:
-        return await self.read(lambda journal: journal.outcomes())
+    def _ask(self, action: Callable[[Journal], Any]) -> Future[Any]:
+        done: Future[Any] = Future()
+        if self._closed:
+            done.set_exception(JournalError("the journal is closed"))
+        else:
+            self._queue.put(_Write(action, done))
+        return done
 
     def _run(self) -> None:
         waiting: list[_Write] = []
@@ -131,10 +107,7 @@ class AsyncJournal:
         while more or waiting:
             if more:
                 more = self._take(waiting)
-            count = self._commit(waiting)
-            for write in waiting[:count]:
-                _settle(write)
-            del waiting[:count]
+            del waiting[: self._commit(waiting)]
 
     def _take(self, waiting: list[_Write]) -> bool:
         """Add all that is asked for (at least one in all); False when nothing more will be."""
@@ -145,38 +118,34 @@ class AsyncJournal:
             waiting.append(item)
         return True
 
-    def _commit(self, group: list[_Write]) -> int:
-        """Carry out and commit writes from the front of `group`; how many."""
-        count = 0
+    def _commit(self, waiting: list[_Write]) -> int:
+        """Carry out and commit writes from the front of `waiting`, and say so; how many."""
+        tell: list[Callable[[], None]] = []
         deadline = time.monotonic() + _GROUP_SECONDS
+        count = 0
         try:
             with self._writer.batch():
-                while count < len(group) and (not count or time.monotonic() < deadline):
-                    self._perform(group[count])
+                while count < len(waiting) and (not count or time.monotonic() < deadline):
+                    write = waiting[count]
                     count += 1
-        except Exception as error:  # nothing of it was kept
-            count = count or len(group)  # the journal was not even to be had: nobody waits for more
-            for write in group[:count]:
-                write.error = write.error or error
+                    if write.done.set_running_or_notify_cancel():
+                        tell.append(self._perform(write))
+        except Exception as error:
+            # Nothing of it was kept. Where the journal was not even to be had, nobody waits longer.
+            count = count or len(waiting)
+            for write in waiting[:count]:
+                if not write.done.cancelled():
+                    write.done.set_exception(error)
+            return count
+        for one in tell:
+            one()
         return count
 
-    def _perform(self, write: _Write) -> None:
-        if not write.done.set_running_or_notify_cancel():
-            return
+    def _perform(self, write: _Write) -> Callable[[], None]:
+        """What tells the outcome of a write, when it is committed."""
         try:
             # A transaction of its own: an error in it must not leave half a write.
             with self._writer.batch():
-                write.result = write.action(self._writer)
+                return partial(write.done.set_result, write.action(self._writer))
         except Exception as error:
-            write.error = error
-
-
-def _settle(write: _Write) -> None:
-    done = write.done
-    # Not running yet where the journal was not to be had at all.
-    if done.cancelled() or not (done.running() or done.set_running_or_notify_cancel()):
-        return
-    if write.error is not None:
-        done.set_exception(write.error)
-    else:
-        done.set_result(write.result)
+            return partial(write.done.set_exception, error)

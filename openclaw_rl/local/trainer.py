@@ -87,15 +87,15 @@ class Trainer:
 
     def settle_leases(self) -> None:
         """The newest checkpoint decides what became of leases that a crash left unfinished."""
-        for lease in self.journal.leases(self.args.host_name):
-            if lease.rollout_id <= self.state.rollout_id:
-                self._finish(lease.rollout_id)
+        for rollout_id in self.journal.leases(self.args.host_name):
+            if rollout_id <= self.state.rollout_id:
+                self._finish(rollout_id)
                 log.info("[train] rollout %d was saved before the stop: marked trained",
-                         lease.rollout_id)  # fmt: skip
+                         rollout_id)  # fmt: skip
             else:
-                n = self._give_back(lease.rollout_id)
+                n = self._give_back(rollout_id)
                 log.info("[train] rollout %d was not trained: %d turns given back",
-                         lease.rollout_id, n)  # fmt: skip
+                         rollout_id, n)  # fmt: skip
 
     # -- the loop ----------------------------------------------------------------------------------
 

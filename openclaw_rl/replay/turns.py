@@ -24,10 +24,10 @@ from openclaw_rl.replay.files import Conversation
 from openclaw_rl.session.canonical import (
     Trace,
     extend,
+    followed,
     read_history,
     text_of,
     trace_of,
-    without_internal,
 )
 from openclaw_rl.session.kind import last_user, side_pattern
 from openclaw_rl.types import Message, Turn
@@ -84,8 +84,8 @@ class Reader:
 
     def _turn(self, past: Conversation, index: int, parent: Turn | None) -> Turn:
         history, reply = past.messages[:index], past.messages[index]
-        followed = _followed(past.messages, index)
-        _check(history, reply, followed)
+        next_state = tuple(followed(past.messages[index + 1 :]))
+        _check(history, reply, next_state)
         prompt = self.tokenizer.render(history, past.tools)
         if len(prompt) // CHARACTERS_A_TOKEN >= self.context_length:
             raise _LeftOut("too_long")
@@ -132,7 +132,7 @@ class Reader:
             rendered_sha=text_sha(prompt),
             created=0.0,
             off_policy=True,
-            next_state=followed,
+            next_state=next_state,
         )
 
     def _writes(
@@ -160,30 +160,16 @@ def _said(reply: Message) -> tuple[str, list[Any]]:
     return text_of(reply).strip(), calls
 
 
-def _check(history: Sequence[Message], reply: Message, followed: Sequence[Message]) -> None:
+def _check(history: Sequence[Message], reply: Message, next_state: Sequence[Message]) -> None:
     """Raises `_LeftOut` where a reply is nothing to learn from."""
-    traces = [trace_of(message) for message in history]
     if trace_of(reply) is Trace.EMPTY:
         raise _LeftOut("empty_reply")
-    if last_user(history, traces) is None:
+    if last_user(history) is None:
         raise _LeftOut("no_user_message")
-    if side_pattern(history, traces) is not None:
+    if side_pattern(history) is not None:
         raise _LeftOut("side")
-    if not followed:
+    if not next_state:
         raise _LeftOut("no_next_state")
-
-
-def _followed(messages: Sequence[Message], index: int) -> tuple[Message, ...]:
-    """What was said after a reply, up to the next one."""
-    found: list[Message] = []
-    for message in messages[index + 1 :]:
-        trace = trace_of(message)
-        if trace in (Trace.SYSTEM, Trace.TRANSIENT, Trace.EMPTY):
-            continue
-        if message.get("role") == "assistant":
-            break
-        found.append(without_internal(message))
-    return tuple(found)
 
 
 def _digest(value: Any) -> str:

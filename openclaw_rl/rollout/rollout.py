@@ -104,12 +104,12 @@ class _Wait:
         return output
 
     def _resume(self) -> RolloutFnTrainOutput | None:
-        for lease in self.journal.leases(self.host):
-            if lease.rollout_id == self.rollout_id:
-                log.info("[rollout] %d: taking up its unfinished lease of %d turns",
-                         self.rollout_id, len(lease.turn_ids))  # fmt: skip
-                return self._build(lease.turn_ids)
-        return None
+        leased = self.journal.leases(self.host).get(self.rollout_id)
+        if leased is None:
+            return None
+        log.info("[rollout] %d: taking up its unfinished lease of %d turns",
+                 self.rollout_id, len(leased))  # fmt: skip
+        return self._build(leased)
 
     def _try(self) -> RolloutFnTrainOutput | None:
         ready = self.journal.ready()

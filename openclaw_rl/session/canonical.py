@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -37,7 +37,7 @@ but a later history may lack them."""
 
 _THINK = re.compile(r"<think>.*?</think>", re.S)
 _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
-_SYSTEM = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
 
 
 class Trace(Enum):
@@ -54,44 +54,33 @@ class Trace(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """The history up to `messages[end - 1]`, a message that leaves a trace.
+class Step:
+    """`messages[end - 1]` of a history. `digest` is "" where it is neither history nor feedback.
 
-    `node` is the hash of a turn whose reply that message is ("" if it is not an assistant's),
-    `empty` the hash of a turn that answered this history with nothing.
+    Of a NORMAL message, `node` is the hash of a turn whose reply it is ("" if it is not an
+    assistant's), `empty` the hash of a turn that answered the history up to it with nothing.
     """
 
     end: int
-    node: str
-    empty: str
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One message of a history: `digest` is "" where it is neither history nor feedback, `mark`
-    None where it is no history."""
-
     trace: Trace
     digest: str = ""
-    mark: Mark | None = None
+    node: str = ""
+    empty: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A request as a history. `traces` has one entry per message, `marks` one per NORMAL message;
-    `digests` are the marks' own messages. `fresh_end` is behind the last message that is new to
-    whoever wrote the reply before it (NORMAL or NUDGE). `steps` and `messages` are what it was
-    read from; another reading may go on from them."""
+    """A request as a history: a step for each message; `marks` are those of NORMAL messages.
+    `fresh_end` is behind the last message that is new to whoever wrote the reply before it (NORMAL
+    or NUDGE). Another reading may go on from the `messages` that this one is of."""
 
-    traces: tuple[Trace, ...]
-    marks: tuple[Mark, ...]
-    digests: tuple[str, ...]
+    messages: Sequence[Message] = field(repr=False, compare=False)
+    steps: Sequence[Step]
+    marks: Sequence[Step]
     fresh_end: int
     system_hash: str
     request_hash: str
     history_hash: str
-    messages: Sequence[Message] = field(repr=False, compare=False)
-    steps: tuple[Step, ...] = field(repr=False, compare=False)
 
 
 def text_of(message: Message) -> str:
@@ -113,37 +102,26 @@ def trace_of(message: Message) -> Trace:
     return _understand(message)[0]
 
 
-def digest(message: Message) -> str:
-    """A hash of the meaning of one message (32 hexadecimal digits)."""
-    return _digest(message, _understand(message)[1])
-
-
 def read_history(messages: Sequence[Message], before: History | None = None) -> History:
     """Read a request's messages. What it shares with `before`, an earlier reading of whatever
     request, is taken from there; the result is the same without."""
-    known = () if before is None else before.steps[: _shared(before.messages, messages)]
-    steps = (*known, *_read_on(messages, known))
-    marks = tuple([step.mark for step in steps if step.mark is not None])
-    digests = tuple([step.digest for step in steps if step.mark is not None])
-    fresh = [step.digest for step in steps if step.digest]
-    fresh_end = next((at for at in range(len(steps), 0, -1) if steps[at - 1].digest), 0)
+    steps = [] if before is None else list(before.steps[: _shared(before.messages, messages)])
+    steps += _read_on(messages, steps)
+    marks = [step for step in steps if step.trace is Trace.NORMAL]
+    fresh = [step for step in steps if step.digest]
     system = [
-        _understand(message)[1]
-        for message, step in zip(messages, steps, strict=True)
-        if step.trace is Trace.SYSTEM
+        _understand(messages[step.end - 1])[1] for step in steps if step.trace is Trace.SYSTEM
     ]
     system_hash = _hash("\0".join(system))[:16]
     chain = marks[-1].empty if marks else f"{_START}."
     return History(
-        traces=tuple([step.trace for step in steps]),
-        marks=marks,
-        digests=digests,
-        fresh_end=fresh_end,
-        system_hash=system_hash,
-        request_hash=f"{system_hash}.{_hash(''.join(fresh))}",
-        history_hash=f"{chain}{len(digests)}-{digests[0][:16] if digests else ''}",
         messages=messages,
         steps=steps,
+        marks=marks,
+        fresh_end=fresh[-1].end if fresh else 0,
+        system_hash=system_hash,
+        request_hash=f"{system_hash}.{_hash(''.join([step.digest for step in fresh]))}",
+        history_hash=f"{chain}{len(marks)}-{marks[0].digest[:16] if marks else ''}",
     )
 
 
@@ -151,44 +129,43 @@ def _shared(old: Sequence[Message], new: Sequence[Message]) -> int:
     """How many messages lead both and leave the same in their history. A system text leaves
     nothing, and agents change it with every request."""
     count = 0
-    for one, other in zip(old, new, strict=False):
-        if one != other and not (one.get("role") in _SYSTEM and other.get("role") in _SYSTEM):
+    for pair in zip(old, new, strict=False):
+        if pair[0] != pair[1] and any(one.get("role") not in SYSTEM_ROLES for one in pair):
             break
         count += 1
     return count
 
 
-def _read_on(messages: Sequence[Message], known: Sequence[Step]) -> Iterator[Step]:
+def _read_on(messages: Sequence[Message], known: Sequence[Step]) -> list[Step]:
     """The steps of the messages behind those that `known` are of."""
-    marked = [step for step in known if step.mark is not None]
+    marked = [step for step in known if step.trace is Trace.NORMAL]
     count = len(marked)
     first = marked[0].digest if marked else ""
-    chain = marked[-1].mark.empty[:-1] if marked and marked[-1].mark else _START
-    for index in range(len(known), len(messages)):
-        message = messages[index]
+    chain = marked[-1].empty[:-1] if marked else _START
+    steps = []
+    for end, message in enumerate(messages[len(known) :], len(known) + 1):
         trace, text = _understand(message)
-        if trace is not Trace.NORMAL and trace is not Trace.NUDGE:
-            yield Step(trace)
-            continue
-        own = _digest(message, text)
-        if trace is Trace.NUDGE:
-            yield Step(trace, own)
-            continue
-        chain = _hash(chain + own)
-        count += 1
-        first = first or own
-        node = ""
-        if message.get("role") == "assistant":
-            node = f"{chain}.{count}-{first[:16]}-{own[:16]}"
-        yield Step(trace, own, Mark(index + 1, node, f"{chain}."))
+        own = node = empty = ""
+        if trace in (Trace.NORMAL, Trace.NUDGE):
+            own = _digest(message, text)
+        if trace is Trace.NORMAL:
+            chain = _hash(chain + own)
+            count += 1
+            first = first or own
+            empty = f"{chain}."
+            if message.get("role") == "assistant":
+                node = f"{chain}.{count}-{first[:16]}-{own[:16]}"
+        steps.append(Step(end, trace, own, node, empty))
+    return steps
 
 
 def extend(history_hash: str, reply: Message) -> str:
     """The node hash of a turn that answered the history `history_hash` with `reply`."""
     chain, _, state = history_hash.partition(".")
-    if trace_of(reply) is Trace.EMPTY:
+    trace, text = _understand(reply)
+    if trace is Trace.EMPTY:
         return f"{chain}."
-    own = digest(reply)
+    own = _digest(reply, text)
     count, _, first = state.partition("-")
     return f"{_hash(chain + own)}.{int(count) + 1}-{first or own[:16]}-{own[:16]}"
 
@@ -199,12 +176,20 @@ def similarity(node_hash: str) -> str:
     return node_hash.partition(".")[2]
 
 
-def without_internal(message: Message) -> Message:
-    """`message` without the internal context that OpenClaw may have put into its text."""
-    content = message.get("content")
-    if message.get("role") == "user" and isinstance(content, str) and _INTERNAL.search(content):
-        return {**message, "content": _INTERNAL.sub("", content).strip()}
-    return message
+def followed(messages: Sequence[Message]) -> list[Message]:
+    """What was said from here on until the policy speaks again, transient messages and the internal
+    context that OpenClaw puts into texts left out."""
+    found: list[Message] = []
+    for message in messages:
+        if trace_of(message) in (Trace.SYSTEM, Trace.TRANSIENT, Trace.EMPTY):
+            continue
+        if message.get("role") == "assistant":
+            break
+        content = message.get("content")
+        if message.get("role") == "user" and isinstance(content, str) and _INTERNAL.search(content):
+            message = {**message, "content": _INTERNAL.sub("", content).strip()}
+        found.append(message)
+    return found
 
 
 def _understand(message: Message) -> tuple[Trace, str]:
@@ -227,7 +212,7 @@ def _understand(message: Message) -> tuple[Trace, str]:
         if text or message.get("tool_calls") or _other_parts(message):
             return Trace.NORMAL, text
         return Trace.EMPTY, text
-    return (Trace.SYSTEM if role in _SYSTEM else Trace.NORMAL), text.strip()
+    return (Trace.SYSTEM if role in SYSTEM_ROLES else Trace.NORMAL), text.strip()
 
 
 def _digest(message: Message, text: str) -> str:

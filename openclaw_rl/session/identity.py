@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.session.types import Identity, RequestView
+from openclaw_rl.types import Message
 
 HEADERS = (
     "x-session-id",
@@ -33,6 +34,31 @@ _CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})\Z")
 _PLACEHOLDERS = frozenset(("", "unknown", "undefined", "null", "none"))
 _COUNTED = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}):\d+\Z")
 _LONGEST = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is speaking, and how we know (`source`: `header:x-session-id`, `body:user`, `key`)."""
+
+    session_id: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What the tracker needs of one request.
+
+    `headers` have lower-case names. `owner` separates API keys: histories are never shared
+    across owners. `hints` holds body fields that can name a session (`prompt_cache_key`, `user`,
+    `metadata`). `key_session` is the session named inside the API key (`KEY:SESSION`), if any.
+    """
+
+    messages: tuple[Message, ...]
+    headers: Mapping[str, str]
+    owner: str = ""
+    hints: Mapping[str, Any] | None = None
+    key_session: str | None = None
+    has_tools: bool = False
 
 
 def identify(view: RequestView) -> Identity | None:

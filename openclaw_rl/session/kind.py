@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from openclaw_rl.session.canonical import Trace, text_of
+from openclaw_rl.session.canonical import SYSTEM_ROLES, Trace, text_of, trace_of
 from openclaw_rl.types import Kind, Message
 
 _LINE = r"^(?:\[[^\]\n]{1,60}\]\s*)?"
@@ -50,31 +50,29 @@ def toolless(headers: Mapping[str, str], has_tools: bool) -> bool:
     return not has_tools and headers.get("user-agent", "").startswith(_ALWAYS_WITH_TOOLS)
 
 
-def side_pattern(messages: Sequence[Message], traces: Sequence[Trace]) -> str | None:
+def side_pattern(messages: Sequence[Message]) -> str | None:
     """The name of the housekeeping that wrote this request, or None.
 
     Only system texts and the last lasting user message are read: what an earlier message said
     does not make a later turn housekeeping, but the tool results of a side request do not make
     it a turn either.
     """
-    for message, trace in zip(messages, traces, strict=True):
-        if trace is Trace.SYSTEM:
-            text = text_of(message)
-            for name, pattern in _SYSTEM_PATTERNS:
+    system = [message for message in messages if message.get("role") in SYSTEM_ROLES]
+    user = last_user(messages)
+    for texts, patterns in (
+        (map(text_of, system), _SYSTEM_PATTERNS),
+        ([text_of(user)] if user else [], _USER_PATTERNS),
+    ):
+        for text in texts:
+            for name, pattern in patterns:
                 if pattern.search(text):
                     return name
-    user = last_user(messages, traces)
-    if user is not None:
-        text = text_of(user)
-        for name, pattern in _USER_PATTERNS:
-            if pattern.search(text):
-                return name
     return None
 
 
-def last_user(messages: Sequence[Message], traces: Sequence[Trace]) -> Message | None:
+def last_user(messages: Sequence[Message]) -> Message | None:
     """The last user message that a user (or a housekeeper) wrote."""
-    for message, trace in zip(reversed(messages), reversed(traces), strict=True):
-        if message.get("role") == "user" and trace is Trace.NORMAL:
+    for message in reversed(messages):
+        if message.get("role") == "user" and trace_of(message) is Trace.NORMAL:
             return message
     return None

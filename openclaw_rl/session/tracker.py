@@ -16,24 +16,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from cachetools import LRUCache
 
 from openclaw_rl.session.canonical import (
     History,
-    Mark,
+    Step,
     Trace,
     extend,
+    followed,
     read_history,
     text_of,
 )
-from openclaw_rl.session.identity import identify, is_conversation, is_named
+from openclaw_rl.session.identity import (
+    Identity,
+    RequestView,
+    identify,
+    is_conversation,
+    is_named,
+)
 from openclaw_rl.session.kind import last_user, named_kind, side_pattern, toolless
-from openclaw_rl.session.next_state import next_state_of
 from openclaw_rl.session.tree import Tree
-from openclaw_rl.session.types import Identity, Placement, RequestView
 from openclaw_rl.types import Kind, Message, Turn
 
 _RETRY_SECONDS = 600.0
@@ -50,7 +55,50 @@ _CLIENTS = 1024
 _READ_CHARS = 32 * 2**20
 """How many characters of histories are kept as they were read, the last of each conversation."""
 
-Key = tuple[str, bool, str]
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request belongs in the trajectory tree.
+
+    `parent_id` is the turn whose history the request extends, `matched` how many of the request's
+    messages that history covers (0 without a parent). `known_replies` maps the index of an
+    assistant message in the request to the turn that produced it. `next_state` is what followed the
+    parent's reply. `retried_id` is an earlier turn that this request repeats, and
+    `superseded` are turns of the very request that the parent answered, asked while it was under
+    way: the client went on from the parent. All these must be dropped as `retried`.
+    """
+
+    session_id: str
+    source: str
+    kind: Kind
+    kind_reason: str
+    parent_id: str | None
+    matched: int
+    known_replies: Mapping[int, str]
+    next_state: tuple[Message, ...] | None
+    retried_id: str | None
+    request_hash: str
+    history_hash: str
+    """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
+    owner: str = ""
+    superseded: tuple[str, ...] = ()
+    duplicates: frozenset[str] = frozenset()
+    """Turns that had answered the same request by then."""
+
+    def head(self, turn_id: str, created: float) -> Turn:
+        """The turn that answers the request, as far as its place tells."""
+        return Turn(
+            turn_id=turn_id,
+            session_id=self.session_id,
+            source=self.source,
+            owner=self.owner,
+            kind=self.kind,
+            kind_reason=self.kind_reason,
+            parent_id=self.parent_id,
+            matched=self.matched,
+            request_hash=self.request_hash,
+            created=created,
+        )
 
 
 class Tracker:
@@ -68,7 +116,7 @@ class Tracker:
         self._opened = 0
         self._namers: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
         self._tool_sessions: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
-        self._readings: LRUCache[Key, History] = LRUCache(_READ_CHARS, getsizeof=_chars)
+        self._readings: LRUCache[Any, History] = LRUCache(_READ_CHARS, getsizeof=_chars)
 
     @property
     def turns(self) -> int:
@@ -94,8 +142,8 @@ class Tracker:
         named = identify(view)
         history = self._read(view, named)
         parent, mark = self._parent(view, history, named)
-        identity = named or self._by_history(parent)
-        kind, reason = self._kind(view, history, identity, parent)
+        identity = named or (Identity(parent.session_id, "history") if parent else None)
+        kind, reason = self._kind(view, identity, parent)
         retried = None
         if kind == "main":
             retried = self._retried(view, history, identity, parent, now)
@@ -103,9 +151,14 @@ class Tracker:
             identity = Identity(retried.session_id, "history")
         if identity is None:
             identity = self._new_session(view.owner, history.request_hash, now)
-        matched = 0 if mark is None else _behind_empty(history, mark.end)
-        next_state = next_state_of(view, history, kind, parent, mark)
-        superseded = () if parent is None or next_state is None else self._superseded(parent)
+        matched = 0
+        if mark is not None:  # empty replies behind it are its own
+            behind = history.steps[mark.end :]
+            full = (step.end - 1 for step in behind if step.trace is not Trace.EMPTY)
+            matched = next(full, len(history.steps))
+        next_state = None
+        if kind == "main" and parent is not None and parent.kind == "main" and _waits(parent):
+            next_state = _next_state(history, mark)
         parent_id = parent.turn_id if parent else None
         return Placement(
             session_id=identity.session_id,
@@ -120,7 +173,7 @@ class Tracker:
             request_hash=history.request_hash,
             history_hash=history.history_hash,
             owner=view.owner,
-            superseded=superseded,
+            superseded=self._superseded(parent) if parent and next_state else (),
             duplicates=frozenset(
                 turn.turn_id
                 for turn in self._tree.duplicates(
@@ -158,7 +211,7 @@ class Tracker:
             if turn is not None:
                 turn.drop_reason = "retried"
         if placement.next_state is not None:
-            answered = self._tree.turn(placement.next_state.turn_id)
+            answered = self._tree.turn(placement.parent_id)
             if answered is not None:
                 answered.next_state = ()
         self._tree.add(head)
@@ -188,7 +241,7 @@ class Tracker:
 
     def _parent(
         self, view: RequestView, history: History, named: Identity | None
-    ) -> tuple[Turn | None, Mark | None]:
+    ) -> tuple[Turn | None, Step | None]:
         """The turn that the request extends, and the mark where its history ends in the request.
 
         The mark is None where the turn is recognised although something between its first message
@@ -206,7 +259,7 @@ class Tracker:
 
     def _exact_parent(
         self, view: RequestView, history: History, session_id: str | None
-    ) -> tuple[Turn | None, Mark | None]:
+    ) -> tuple[Turn | None, Step | None]:
         prefer: frozenset[str] = frozenset()
         if _says_retry(view.headers):
             same = self._tree.by_request(view.owner, history.request_hash)
@@ -225,9 +278,6 @@ class Tracker:
                     if turn is not None:
                         return turn, mark
         return None, None
-
-    def _by_history(self, parent: Turn | None) -> Identity | None:
-        return None if parent is None else Identity(parent.session_id, "history")
 
     def _new_session(self, owner: str, request_hash: str, now: float) -> Identity:
         """A name of our own. Two users may open with the same words at the same time."""
@@ -259,11 +309,7 @@ class Tracker:
     # -- main or side -------------------------------------------------------------------------
 
     def _kind(
-        self,
-        view: RequestView,
-        history: History,
-        identity: Identity | None,
-        parent: Turn | None,
+        self, view: RequestView, identity: Identity | None, parent: Turn | None
     ) -> tuple[Kind, str]:
         session = None
         if identity is not None and identity.source != "body:user":
@@ -271,14 +317,14 @@ class Tracker:
         explicit = named_kind(view.headers)
         if explicit is not None:
             return explicit, _NAMED
-        pattern = side_pattern(view.messages, history.traces)
+        pattern = side_pattern(view.messages)
         if pattern is not None:
             return "side", f"pattern:{pattern}"
         if toolless(view.headers, view.has_tools):
             return "side", "no tools in a program with tools"
         if parent is not None and parent.kind == "main":
             return "main", _EXTENDS
-        if last_user(view.messages, history.traces) is None:
+        if last_user(view.messages) is None:
             return "side", "no user message"
         if self._unnamed == "side":
             return "side", "unnamed"
@@ -349,10 +395,17 @@ def _waits(turn: Turn) -> bool:
     return turn.next_state is None and turn.drop_reason != "retried"
 
 
-def _behind_empty(history: History, end: int) -> int:
-    while end < len(history.traces) and history.traces[end] is Trace.EMPTY:
-        end += 1
-    return end
+def _next_state(history: History, mark: Step | None) -> tuple[Message, ...] | None:
+    """What followed a turn whose history ends at `mark` (None: at the last reply of the request,
+    as something before it was re-worded since). None where nothing did, or where the user only said
+    the same again after a turn without a visible reply."""
+    if mark is None:
+        mark = next(step for step in reversed(history.marks) if step.node)
+    if not mark.node:
+        after = next((step for step in history.marks if step.end > mark.end), None)
+        if after is not None and after.digest == mark.digest:
+            return None
+    return tuple(followed(history.messages[mark.end :])) or None
 
 
 def _says_retry(headers: Mapping[str, str]) -> bool:
@@ -368,9 +421,5 @@ def _program(view: RequestView) -> tuple[str, str]:
 
 def _chars(history: History) -> int:
     """About how much memory a history takes."""
-    size = 0
-    for message in history.messages:
-        content, calls = message.get("content"), message.get("tool_calls")
-        size += len(content) if isinstance(content, str) else len(str(content))
-        size += 100 + (len(str(calls)) if calls else 0)
-    return size
+    values = [value for message in history.messages for value in message.values()]
+    return sum(100 + len(value if isinstance(value, str) else str(value)) for value in values)

@@ -106,16 +106,16 @@ class Run:
         if self.start is None:
             self.start = (rollout_id, version)
             through = rollout_id - 1  # what the loaded checkpoint holds
-            for lease in self.journal.leases(HOST):
-                if lease.rollout_id > through:
-                    n = self.journal.give_back(lease.rollout_id, HOST, now)
+            for leased in self.journal.leases(HOST):
+                if leased > through:
+                    n = self.journal.give_back(leased, HOST, now)
                     log.info("[slime] rollout %d is not in the loaded weights: %d turns given back",
-                             lease.rollout_id, n)  # fmt: skip
+                             leased, n)  # fmt: skip
         else:
             through = trained_through(self.start, version, saved_rollout(self.args))
-        for lease in self.journal.leases(HOST):
-            if lease.rollout_id <= through:
-                self.journal.mark_trained(lease.rollout_id, HOST, version or "", now)
+        for leased in self.journal.leases(HOST):
+            if leased <= through:
+                self.journal.mark_trained(leased, HOST, version or "", now)
 
     def view(self, args: Any) -> Namespace:
         """`args` as the rollout package reads them."""

@@ -11,7 +11,7 @@ from openclaw_rl.cli import main
 from openclaw_rl.cli.doctor import Finding, examine, gpu_shares, window
 from openclaw_rl.config import load_config
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.journal import Outcomes, SourceCount
+from openclaw_rl.journal import Outcomes
 from openclaw_rl.openclaw.connect import OpenClaw, Served
 from tests.fakes.model import tiny_tokenizer
 from tests.gateway.conftest import world
@@ -262,9 +262,9 @@ async def test_status_tells_by_source_what_is_bound(capsys, served):
     await served.chat(talk, extra_headers={"User-Agent": "other"})
     await served.chat("never followed", extra_headers={"User-Agent": "other"})
     assert served.journal.outcomes().by_source == {
-        "header:x-session-id": SourceCount(bound=1, side=1),
-        "history": SourceCount(bound=1),
-        "new": SourceCount(bound=1, unbound=1),
+        "header:x-session-id": {"bound": 1, "side": 1, "unbound": 0},
+        "history": {"bound": 1, "side": 0, "unbound": 0},
+        "new": {"bound": 1, "side": 0, "unbound": 1},
     }
     _, said = await run(capsys, "status")
     assert "sessions header:x-session-id: 1 bound + 1 side; new: 1 bound + 1 unbound; " in said

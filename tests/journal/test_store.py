@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal import Journal, SourceCount, schema
+from openclaw_rl.journal import Journal, schema
 from openclaw_rl.types import State, TopK, Turn, Verdict
 from tests.journal.build import chain, judged, record
 
@@ -210,7 +210,7 @@ def test_case_19_a_turn_without_a_next_state_takes_no_place(journal: Journal):
 def test_expiry_drops_what_nothing_followed(journal: Journal):
     journal.record_turn(record("old", created=100.0))
     journal.record_turn(record("new", created=190.0))
-    assert journal.expire(200.0, 50.0) == 1
+    assert journal.run_retention(200.0, next_state_ttl=50.0) == {"no_next_state": 1}
     assert journal.outcomes().dropped == {"no_next_state": 1}
     assert journal.turn("old").state is State.DROPPED
     assert journal.turn("new").state is State.WAITING
@@ -327,11 +327,10 @@ def test_a_turn_is_trained_once(journal: Journal):
     with pytest.raises(JournalError, match="unfinished"):
         journal.lease(1, "h", ["t2"], 301.0)
     assert journal.lease(1, "other host", ["t2"], 301.0)
-    [lease] = journal.leases("h")
-    assert (lease.rollout_id, lease.turn_ids, lease.created) == (1, ("t0", "t1"), 300.0)
+    assert journal.leases("h") == {1: ["t0", "t1"]}
     assert not journal.drop("t0", "late", 301.0)
     assert journal.give_back(1, "h", 302.0) == 2
-    assert journal.leases("h") == []
+    assert journal.leases("h") == {}
     assert journal.lease(1, "h", ["t0", "t1"], 303.0)
     assert journal.drop_leased(1, "h", ["t1", "t2"], "misfit", 304.0) == 1
     assert journal.mark_trained(1, "h", "5", 305.0) == 1
@@ -552,7 +551,7 @@ def test_a_teachers_candidates_are_a_signal_of_their_own(journal: Journal):
         journal.record_turn(record(turn_id))
         journal.set_next_state(turn_id, ({"role": "user", "content": "x"},), 1.0)
         journal.claim("w", 1, 2.0, 60.0)
-        with pytest.raises(JournalError, match="2 rows of candidates for 3 tokens"):
+        with pytest.raises(JournalError, match="2 teacher values for 3 tokens"):
             journal.write_verdict(
                 turn_id, "w", Verdict(teacher_topk=TopK([[1]] * 2, [[-1.0]] * 2)), 3.0
             )
@@ -723,7 +722,7 @@ def test_the_outcomes_always_add_up(actions, tmp_path_factory):
                 if not journal.leases("h"):
                     assert journal.lease(0, "h", ready, now) is bool(ready)
             elif action == "trained":
-                ids = [i for lease in journal.leases("h") for i in lease.turn_ids]
+                ids = journal.leases("h").get(0, [])
                 assert journal.mark_trained(0, "h", "2", now) == len(ids)
                 trained += ids
             elif action == "back":
@@ -731,7 +730,7 @@ def test_the_outcomes_always_add_up(actions, tmp_path_factory):
             elif action == "end":
                 journal.end_session(f"s{n % 3}", now)
             elif action == "expire":
-                journal.expire(now, float(n))
+                journal.run_retention(now, next_state_ttl=float(n))
             elif action == "purge":
                 journal.purge(session_id=f"s{n % 3}")
             else:
@@ -758,8 +757,8 @@ def test_by_source_counts_purged_turns_too(journal: Journal):
     journal.record_turn(record("aside", source="new", session_id="s3", kind="side"))
     judged(journal, record("followed", source="new", session_id="s4"))
     expected = {
-        "header:x-session-id": SourceCount(bound=1),
-        "new": SourceCount(bound=1, side=1, unbound=1),
+        "header:x-session-id": {"bound": 1, "side": 0, "unbound": 0},
+        "new": {"bound": 1, "side": 1, "unbound": 1},
     }
     assert journal.outcomes().by_source == expected
     assert journal.purge(session_id="s3") == journal.purge(session_id="s4") == 1

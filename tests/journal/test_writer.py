@@ -13,7 +13,7 @@ from tests.journal.build import record
 
 
 def recording(journal: AsyncJournal, turn: Turn) -> asyncio.Future[None]:
-    return journal.write(lambda target: target.record_turn(turn))
+    return journal.write(Journal.record_turn, turn)
 
 
 @pytest.fixture
@@ -26,11 +26,9 @@ async def test_a_write_that_is_done_is_seen_by_other_processes(path: Path):
         await recording(journal, record())
         with Journal.open(path) as other:
             assert other.turn("t1") is not None
-        assert await journal.set_next_state("t1", ({"role": "user", "content": "x"},), 1.0)
-        assert (await journal.turn("t1")).next_state == ({"role": "user", "content": "x"},)
-        assert [n.turn_id for n in await journal.heads(5)] == ["t1"]
-        assert await journal.end_session("s1", 2.0) == 0
-        assert await journal.endpoint("policy") is None
+        said = ({"role": "user", "content": "x"},)
+        assert await journal.write(Journal.set_next_state, "t1", said, 1.0)
+        assert (await journal.read(Journal.turn, "t1")).next_state == said
 
 
 async def test_writes_that_pile_up_are_committed_together(path: Path):
@@ -44,7 +42,7 @@ async def test_writes_that_pile_up_are_committed_together(path: Path):
         gate.set()
         await asyncio.gather(first, *rest)
         assert len(commits) <= 16  # few; how few depends on the machine's speed
-        assert (await journal.outcomes()).seen == 64
+        assert (await journal.read(Journal.outcomes)).seen == 64
 
 
 async def test_nobody_is_told_before_the_commit(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -92,7 +90,7 @@ async def test_one_failing_write_undoes_only_itself(path: Path):
         assert b is None
         assert isinstance(broken, ValueError)
         assert isinstance(twice, JournalError)
-        outcomes = await journal.outcomes()
+        outcomes = await journal.read(Journal.outcomes)
         assert outcomes.seen == 2
         assert outcomes.counters == {}
 
@@ -107,9 +105,9 @@ async def test_a_write_given_up_before_it_began_never_happens(path: Path):
         cancelled.cancel()
         late = journal.write_within(0.0, lambda target: target.record_turn(record("late")))
         assert await late is False
-        journal.count("not awaited")
+        journal.write(Journal.count, "not awaited")
         gate.set()
-        after = await journal.write(lambda target: target.outcomes())
+        after = await journal.write(Journal.outcomes)
         assert after.seen == 0
         assert after.counters == {"not awaited": 1}
 
@@ -128,7 +126,7 @@ async def test_a_write_that_had_begun_counts_as_done(path: Path):
         assert await asked is True
         gate.set()
         await journal.write(lambda _: None)
-        assert (await journal.outcomes()).seen == 1
+        assert (await journal.read(Journal.outcomes)).seen == 1
 
 
 async def test_closing_finishes_what_was_asked_for(path: Path):

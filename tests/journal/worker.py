@@ -47,10 +47,9 @@ def judge(journal: Journal, name: str) -> None:
 def trainer(journal: Journal, host: str) -> None:
     """Comes back like a host: an unfinished lease is trained (odd) or given back (even)."""
     rollout = 0
-    for lease in journal.leases(host):
-        rollout = lease.rollout_id
+    for rollout, turn_ids in journal.leases(host).items():
         if rollout % 2:
-            train(journal, host, rollout, lease.turn_ids)
+            train(journal, host, rollout, turn_ids)
         else:
             journal.give_back(rollout, host, time.time())
     rollout = max(rollout, int(time.time() * 1e6))  # never one that was used before

@@ -142,7 +142,7 @@ def test_serves_trains_publishes_and_starts_again(model_dir, tmp_path):
             assert base["output_ids"] == before["output_ids"]
             _trainer_agrees_with_engine(host, policy)
             scored = generate(policy, prompt, temperature=0.0)
-        assert journal.leases("h") == []
+        assert journal.leases("h") == {}
         assert journal.outcomes().balanced()
 
         with Running(args) as host:

@@ -39,9 +39,8 @@ def world(turn_count: int = 8, per_batch: int = 2) -> tuple[Books, Any]:
     def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
         assert data_source is None
         assert not evaluation
-        for lease in books.leases(args.host_name):
-            if lease.rollout_id == rollout_id:
-                return SimpleNamespace(samples=[[samples[t]] for t in lease.turn_ids])
+        if (leased := books.leases(args.host_name).get(rollout_id)) is not None:
+            return SimpleNamespace(samples=[[samples[t]] for t in leased])
         if len(books.ready) < per_batch:
             args.stop_event.set()
             return SimpleNamespace(samples=[])

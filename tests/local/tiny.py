@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -149,12 +148,8 @@ class Books:
             self.ready.remove(turn)
         self.leased[host, rollout_id] = list(turn_ids)
 
-    def leases(self, host: str) -> list[Any]:
-        return [
-            SimpleNamespace(rollout_id=r, turn_ids=tuple(ids))
-            for (h, r), ids in sorted(self.leased.items())
-            if h == host
-        ]
+    def leases(self, host: str) -> dict[int, list[str]]:
+        return {r: ids for (h, r), ids in sorted(self.leased.items()) if h == host}
 
     def give_back(self, rollout_id: int, host: str, now: float) -> int:
         ids = self.leased.pop((host, rollout_id), [])

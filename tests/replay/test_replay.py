@@ -201,7 +201,7 @@ def test_no_live_conversation_goes_on_from_a_replayed_one(tmp_path, reader):
     with Journal.open(tmp_path / "journal.db") as journal:
         assert journal.heads(100) == []
         assert journal.outcomes().balanced()
-        assert journal.outcomes().by_source["replay"].bound == 2
+        assert journal.outcomes().by_source["replay"]["bound"] == 2
 
 
 async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp_path, model):

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.session.types import Placement, RequestView
+from openclaw_rl.session.identity import RequestView
+from openclaw_rl.session.tracker import Placement, Tracker
 from openclaw_rl.wire.chat import parse_messages
 
 REQUESTS = Path(__file__).parents[1] / "fixtures" / "openclaw_requests"
@@ -71,7 +71,7 @@ def texts(placement: Placement) -> list[str] | None:
     """The next state's texts, or None."""
     if placement.next_state is None:
         return None
-    return [message["content"] for message in placement.next_state.messages]
+    return [message["content"] for message in placement.next_state]
 
 
 def recorded(name: str) -> RequestView:

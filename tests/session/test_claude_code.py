@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.session.identity import identify, is_conversation
-from openclaw_rl.session.types import Placement, RequestView
+from openclaw_rl.session.identity import RequestView, identify, is_conversation
+from openclaw_rl.session.tracker import Placement
 from openclaw_rl.wire.anthropic import parse_messages_request
 from openclaw_rl.wire.errors import WireError
 from openclaw_rl.wire.request import ChatRequest

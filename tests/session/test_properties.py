@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.session.canonical import extend, read_history
-from openclaw_rl.session.tracker import Tracker
-from openclaw_rl.session.types import Placement, RequestView
+from openclaw_rl.session.identity import RequestView
+from openclaw_rl.session.tracker import Placement, Tracker
 from tests.session.helpers import assistant, system, tool, user
 
 TRANSIENT = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nn\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
@@ -171,7 +171,7 @@ class World:
         self.makers[turn] = (person.number, placement)
         state = placement.next_state
         if state is not None:  # two requests under way: the journal keeps the first
-            self.next_states.setdefault(state.turn_id, state.messages)
+            self.next_states.setdefault(placement.parent_id, state)
         node = self.tracker.commit(placement, turn, reply, self.now).node_hash
         assert node == extend(placement.history_hash, reply)
 
@@ -198,18 +198,18 @@ class World:
         if state is None:
             return
         assert placement.kind == "main"
-        assert state.turn_id == placement.parent_id != placement.retried_id
-        assert state.turn_id not in self.next_states
-        assert self.makers[state.turn_id][1].kind == "main"
-        assert state.messages
-        assert all(m["role"] in ("user", "tool") for m in state.messages)
-        assert TRANSIENT["content"] not in json.dumps(state.messages)
+        assert placement.parent_id not in (None, placement.retried_id)
+        assert placement.parent_id not in self.next_states
+        assert self.makers[placement.parent_id][1].kind == "main"
+        assert state
+        assert all(m["role"] in ("user", "tool") for m in state)
+        assert TRANSIENT["content"] not in json.dumps(state)
         matched = placement.matched
         if matched == 0:  # something earlier was re-worded: what follows the last reply
             roles = [m["role"] for m in request.messages]
             matched = len(roles) - roles[::-1].index("assistant")
         followed = list(request.messages[matched:])
-        assert list(state.messages) == followed[: len(state.messages)]
+        assert list(state) == followed[: len(state)]
 
 
 @given(st.lists(STEP, max_size=40))
@@ -235,8 +235,7 @@ def test_a_plain_conversation_binds_every_turn(steps):
             replies = [i for i, m in enumerate(person.messages) if m["role"] == "assistant"]
             after = person.messages[replies[-2] + 1 : replies[-1]]
             assert placement.next_state is not None
-            assert placement.next_state.turn_id == placement.parent_id
-            assert list(placement.next_state.messages) == [rewritten(m) for m in after]
+            assert list(placement.next_state) == [rewritten(m) for m in after]
         turns[person.number] = turn
 
 

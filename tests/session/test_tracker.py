@@ -188,7 +188,7 @@ def test_case_14_both_tool_results_are_the_next_state():
     results = (tool("c1", "Error: no such file"), tool("c2", "ok"))
     placement = client.place(view(Q, calls, *results, session="s"))
     assert placement.next_state is not None
-    assert placement.next_state.turn_id == t1
+    assert placement.parent_id == t1
     assert texts(placement) == ["Error: no such file", "ok"]
 
 
@@ -362,7 +362,7 @@ def test_restore_gives_the_same_placements():
         heads.append(placement.head(turn_id, client.now))
         heads[-1].node_hash = client.hashes[turn_id]
         if placement.next_state:
-            at = next(i for i, s in enumerate(heads) if s.turn_id == placement.next_state.turn_id)
+            at = next(i for i, s in enumerate(heads) if s.turn_id == placement.parent_id)
             heads[at].next_state = ()
 
     turn(view(Q, session="s"), A)

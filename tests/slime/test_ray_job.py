@@ -155,6 +155,6 @@ async def test_case_33_conversations_go_on_and_every_turn_is_learnt_once(tmp_pat
             turn for turn in run.journal.turn_ids() if run.journal.turn(turn).state is State.TRAINED
         ]
         assert sorted(trained) == sorted(learnt)
-        assert run.journal.leases(HOST) == []
+        assert run.journal.leases(HOST) == {}
         assert run.journal.outcomes().balanced()
         run.close()
