@@ -12,15 +12,17 @@ import logging
 import math
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from openclaw_rl.config import RolloutConfig
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
-from openclaw_rl.journal import Journal, Outcomes
+from openclaw_rl.journal import Journal
 from openclaw_rl.rollout.batch import Choice, Rules, age, choose
 from openclaw_rl.rollout.samples import build_samples, distinct_tokens
 from openclaw_rl.types import Turn
@@ -37,6 +39,24 @@ class RolloutFnTrainOutput:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+_MAY_LACK: Mapping[str, Any] = {
+    "journal_path": None,
+    "session_share": RolloutConfig().session_share,
+    "max_staleness": RolloutConfig().max_staleness,
+    "rollout_temperature": None,
+    "any_temperature": False,
+    "max_sample_tokens": None,
+    "segment_steps": 1,
+    "host_name": "default",
+    "rollout_poll_seconds": 0.5,
+    "stop_event": None,
+    "while_waiting": None,
+}
+"""What slime's args do not have."""
+
+_PROGRESS_SECONDS = 10.0
+
+
 def generate_rollout(
     args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput:
@@ -45,71 +65,58 @@ def generate_rollout(
     args: `journal_path`, `rollout_batch_size` (turns); optional `session_share`, `max_staleness`
     (versions; None: no limit), `rollout_temperature` (that of the trainer's log-probs) unless
     `any_temperature` (it takes each turn's own; so without either), `max_sample_tokens` (None: no
-    limit; see `build_samples`), `host_name` ("default"), `rollout_poll_seconds` (0.5),
-    `rollout_progress_seconds` (10), `stop_event` (a `threading.Event`), `while_waiting` (called at
-    each poll; what it raises ends the wait), `segment_steps` (the optimiser steps of a rollout: 1;
-    no segment holds signals of two, and `metadata["step"]` says whose it is).
+    limit; see `build_samples`), `host_name`, `rollout_poll_seconds`, `stop_event` (a
+    `threading.Event`), `while_waiting` (called at each poll; what it raises ends the wait),
+    `segment_steps` (the optimiser steps of a rollout; no segment holds signals of two, and
+    `metadata["step"]` says whose it is).
     """
     if evaluation:
         raise HookError("generate_rollout trains from live turns; it has no evaluation set")
-    path = getattr(args, "journal_path", None)
-    if not path:
+    args = Namespace(**{**_MAY_LACK, **vars(args)})
+    if not args.journal_path:
         raise ConfigError("generate_rollout needs args.journal_path, the file of the journal")
-    with Journal.open(path) as journal:
+    with Journal.open(args.journal_path) as journal:
         return _Wait(args, rollout_id, journal).run()
 
 
 class _Wait:
     """One wait for one batch."""
 
-    def __init__(self, args: Any, rollout_id: int, journal: Journal) -> None:
-        def given(name: str, default: Any) -> Any:
-            value = getattr(args, name, None)
-            return default if value is None else value
-
-        self.journal, self.rollout_id = journal, rollout_id
-        defaults = RolloutConfig()
+    def __init__(self, args: Namespace, rollout_id: int, journal: Journal) -> None:
+        self.args, self.rollout_id, self.journal = args, rollout_id, journal
         self.rules = Rules(
-            batch_size=int(args.rollout_batch_size),
-            session_share=given("session_share", defaults.session_share),
-            max_staleness=getattr(args, "max_staleness", defaults.max_staleness),
-            temperature=None
-            if given("any_temperature", False)
-            else given("rollout_temperature", None),
+            batch_size=args.rollout_batch_size,
+            session_share=args.session_share,
+            max_staleness=args.max_staleness,
+            temperature=None if args.any_temperature else args.rollout_temperature,
         )
-        self.host = str(given("host_name", "default"))
-        self.steps = given("segment_steps", 1)
-        self.max_tokens = given("max_sample_tokens", None)
-        self.stop = given("stop_event", None) or threading.Event()
-        self.while_waiting = given("while_waiting", lambda: None)
-        self.poll_seconds = given("rollout_poll_seconds", 0.5)
-        self.progress_seconds = given("rollout_progress_seconds", 10.0)
         self.dropped: Counter[str] = Counter()
         self.choice = Choice((), {}, {})
 
     def run(self) -> RolloutFnTrainOutput:
         began = next_line = time.monotonic()
-        output = self._resume()
-        while output is None and not self.stop.is_set():
-            self.while_waiting()
+        stop = self.args.stop_event or threading.Event()
+        output = None
+        if leased := self.journal.leases(self.args.host_name).get(self.rollout_id):
+            log.info("[rollout] %d: taking up its unfinished lease of %d turns",
+                     self.rollout_id, len(leased))  # fmt: skip
+            output = self._build(leased)
+        while output is None and not stop.is_set():
+            if self.args.while_waiting is not None:
+                self.args.while_waiting()
             if self.journal.changed() and (output := self._try()) is not None:
                 break
             if time.monotonic() >= next_line:
-                log.info("%s", self._progress(self.journal.outcomes()))
-                next_line = time.monotonic() + self.progress_seconds
-            self.stop.wait(min(self.poll_seconds, max(0.0, next_line - time.monotonic())))
+                next_line = time.monotonic() + _PROGRESS_SECONDS
+                outcomes = self.journal.outcomes()
+                log.info("[rollout] %d: %d of %d turns ready; %d wait for a next state, %d are "
+                         "judged", self.rollout_id, len(self.choice.take), self.rules.batch_size,
+                         outcomes.waiting, outcomes.judging)  # fmt: skip
+            stop.wait(self.args.rollout_poll_seconds)
         if output is None:
             return RolloutFnTrainOutput([])
         output.metrics["rollout/wait_seconds"] = time.monotonic() - began
         return output
-
-    def _resume(self) -> RolloutFnTrainOutput | None:
-        leased = self.journal.leases(self.host).get(self.rollout_id)
-        if leased is None:
-            return None
-        log.info("[rollout] %d: taking up its unfinished lease of %d turns",
-                 self.rollout_id, len(leased))  # fmt: skip
-        return self._build(leased)
 
     def _try(self) -> RolloutFnTrainOutput | None:
         ready = self.journal.ready()
@@ -118,10 +125,10 @@ class _Wait:
         for turn_id, reason in self.choice.drop.items():
             self.dropped[reason] += self.journal.drop(turn_id, reason, now)
         take = self.choice.take
-        if len(take) < self.rules.batch_size:
-            return None
-        if not self.journal.lease(self.rollout_id, self.host, take, now):
-            return None  # another host was faster
+        if len(take) < self.rules.batch_size or not self.journal.lease(
+            self.rollout_id, self.args.host_name, take, now
+        ):
+            return None  # not full, or another host was faster
         return self._build(take)
 
     def _version(self, turns: Sequence[Turn]) -> str | None:
@@ -131,73 +138,63 @@ class _Wait:
             return str(policy.info["weight_version"])
         return next((turn.max_version for turn in reversed(turns) if not turn.off_policy), None)
 
-    def _build(self, turn_ids: Iterable[str]) -> RolloutFnTrainOutput | None:
-        wanted = set(turn_ids)
-        lineage = self.journal.lineage(wanted)
-        leased = [turn for turn in lineage if turn.turn_id in wanted]
+    def _build(self, turn_ids: Sequence[str]) -> RolloutFnTrainOutput | None:
+        lineage = self.journal.lineage(turn_ids)
+        leased = [turn for turn in lineage if turn.turn_id in set(turn_ids)]
         samples: list[Sample] = []
-        per_step = max(1, math.ceil(len(leased) / self.steps))
+        per_step = max(1, math.ceil(len(leased) / self.args.segment_steps))
         for step, begin in enumerate(range(0, len(leased), per_step)):
             own, misfits = build_samples(
                 lineage,
                 {turn.turn_id for turn in leased[begin : begin + per_step]},
                 self.journal.tokens,
                 first_index=self.rollout_id * self.rules.batch_size + len(samples),
-                max_tokens=self.max_tokens,
+                max_tokens=self.args.max_sample_tokens,
             )
             for sample in own:
                 sample.metadata["step"] = step
             samples += own
             for turn_id, reason in misfits.items():
                 self.dropped[reason] += self.journal.drop_leased(
-                    self.rollout_id, self.host, [turn_id], reason, time.time()
+                    self.rollout_id, self.args.host_name, [turn_id], reason, time.time()
                 )
         if not samples:
             # Every turn of the lease was purged or did not line up: there is nothing to step on.
             log.warning("[rollout] %d: nothing of the batch can be trained", self.rollout_id)
             self.journal.count("empty_batches")
             return None
-        metrics = self._metrics(samples, leased, distinct_tokens(lineage))
+        used = {turn["turn_id"] for sample in samples for turn in sample.metadata["turns"]}
+        metrics = self._metrics(
+            samples, [turn for turn in leased if turn.turn_id in used], distinct_tokens(lineage)
+        )
         return RolloutFnTrainOutput([[sample] for sample in samples], metrics)
 
     def _metrics(
-        self, samples: Sequence[Sample], leased: Sequence[Turn], distinct: int
+        self, samples: Sequence[Sample], turns: Sequence[Turn], distinct: int
     ) -> dict[str, float]:
-        about = [turn for sample in samples for turn in sample.metadata["turns"]]
-        used = {turn["turn_id"] for turn in about}
-        turns = [turn for turn in leased if turn.turn_id in used]
         sessions = Counter((turn.owner, turn.session_id) for turn in turns)
+        verdicts = [turn.verdict for turn in turns if turn.verdict is not None]
         version = self._version(turns)
         ages = [old for turn in turns if (old := age(turn, version)) is not None]
         total = sum(len(sample.tokens) for sample in samples)
-
-        def mean(values: Iterable[float]) -> float:
-            return math.fsum(values) / len(turns)
-
         metrics: dict[str, float] = {
             "turns": len(turns),
             "samples": len(samples),
             "sessions": len(sessions),
             "largest_session_share": max(sessions.values()) / len(turns),
-            "reward_mean": mean(turn["reward"] for turn in about),
-            "hint_share": mean(bool(turn.verdict and turn.verdict.hint) for turn in turns),
-            "teacher_share": mean(turn["has_teacher"] for turn in about),
-            "off_policy_share": mean(turn.off_policy for turn in turns),
-            "truncated_share": mean(turn.truncated for turn in turns),
-            "age_seconds_mean": time.time() - mean(turn.created for turn in turns),
-            "tokens_trained": sum(sum(sample.loss_mask or ()) for sample in samples),
+            "reward_mean": fmean(verdict.score or 0.0 for verdict in verdicts),
+            "hint_share": fmean(bool(verdict.hint) for verdict in verdicts),
+            "teacher_share": fmean(verdict.has_teacher for verdict in verdicts),
+            "off_policy_share": fmean(turn.off_policy for turn in turns),
+            "truncated_share": fmean(turn.truncated for turn in turns),
+            "age_seconds_mean": time.time() - fmean(turn.created for turn in turns),
+            "tokens_trained": sum(turn.output_len for turn in turns),
             "tokens_total": total,
             "tokens_per_distinct": total / max(distinct, 1),
         }
         if ages:
-            metrics |= {"age_versions_mean": sum(ages) / len(ages), "age_versions_max": max(ages)}
+            metrics |= {"age_versions_mean": fmean(ages), "age_versions_max": max(ages)}
         metrics |= {f"dropped_{reason}": n for reason, n in self.dropped.items()}
         metrics |= {f"held_{reason}": n for reason, n in self.choice.held.items()}
         metrics |= {f"outcomes/{state}": n for state, n in self.journal.outcomes().states().items()}
         return {f"rollout/{name}": value for name, value in metrics.items()}
-
-    def _progress(self, outcomes: Outcomes) -> str:
-        return (
-            f"[rollout] {self.rollout_id}: {len(self.choice.take)} of {self.rules.batch_size} "
-            f"turns ready; {outcomes.waiting} wait for a next state, {outcomes.judging} are judged"
-        )

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.hooks import Sample
-from openclaw_rl.session.segments import Span, build_segments, token_parent
-from openclaw_rl.types import NO_ID, TopK, Turn
+from openclaw_rl.session.segments import build_segments, token_parent
+from openclaw_rl.types import NO_ID, TopK, Turn, Verdict
 
 
 def build_samples(
@@ -33,43 +33,40 @@ def build_samples(
     of them does.
     """
     misfits: dict[str, str] = {}
-    fitting: dict[str, Turn] = {}
+    fitting: dict[str, Verdict] = {}
     for turn in lineage:
-        if turn.turn_id in wanted:
-            reason = _misfit(turn, max_tokens)
-            if reason is None:
-                fitting[turn.turn_id] = turn
-            else:
-                misfits[turn.turn_id] = reason
-    verdicts = [turn.verdict for turn in fitting.values() if turn.verdict is not None]
-    with_teacher = any(any(map(math.isfinite, v.teacher_log_probs or ())) for v in verdicts)
-    k = max((v.teacher_topk.width for v in verdicts if v.teacher_topk is not None), default=0)
+        if turn.turn_id not in wanted:
+            continue
+        if (reason := _misfit(turn, max_tokens)) is not None:
+            misfits[turn.turn_id] = reason
+        elif turn.verdict is not None:
+            fitting[turn.turn_id] = turn.verdict
+    teachers = [verdict.teacher_log_probs or () for verdict in fitting.values()]
+    with_teacher = any(math.isfinite(value) for values in teachers for value in values)
+    candidates = [verdict.teacher_topk for verdict in fitting.values() if verdict.teacher_topk]
+    k = max((topk.width for topk in candidates), default=0)
     samples: list[Sample] = []
     for segment in build_segments(lineage, fitting):
-        tokens = tokens_of(segment.leaf_id)
-        members = []
-        for span in segment.members:
-            if tokens[span.start : span.end] == list(fitting[span.turn_id].output_ids):
-                members.append(span)
+        tokens = tokens_of(segment[-1].turn_id)
+        turns = []
+        for turn in segment:
+            end = turn.prompt_len + turn.output_len
+            if tokens[turn.prompt_len : end] == list(turn.output_ids):
+                turns.append(turn)
             else:
-                misfits[span.turn_id] = "misaligned"
-        if members:
-            sample = _sample(tokens, members, fitting, first_index + len(samples), with_teacher)
-            if k:
-                sample.metadata["topk"] = _topk(sample, fitting, k)
-            samples.append(sample)
+                misfits[turn.turn_id] = "misaligned"
+        if turns:
+            number = first_index + len(samples)
+            samples.append(_sample(tokens, turns, fitting, number, with_teacher, k))
     return samples, misfits
 
 
 def distinct_tokens(lineage: Sequence[Turn]) -> int:
     """Tokens of these turns if what they share with their parents is counted once."""
     by_id = {turn.turn_id: turn for turn in lineage}
-    count = 0
-    for turn in lineage:
-        parent = token_parent(turn, by_id)
-        shared = parent.prompt_len + parent.output_len if parent else 0
-        count += turn.prompt_len + turn.output_len - shared
-    return count
+    parents = (token_parent(turn, by_id) for turn in lineage)
+    shared = sum(parent.prompt_len + parent.output_len for parent in parents if parent)
+    return sum(turn.prompt_len + turn.output_len for turn in lineage) - shared
 
 
 def _misfit(turn: Turn, max_tokens: int | None) -> str | None:
@@ -90,28 +87,39 @@ def _misfit(turn: Turn, max_tokens: int | None) -> str | None:
 
 def _sample(
     tokens: list[int],
-    members: Sequence[Span],
-    turns: Mapping[str, Turn],
+    turns: Sequence[Turn],
+    verdicts: Mapping[str, Verdict],
     index: int,
     with_teacher: bool,
+    k: int,
 ) -> Sample:
-    begin = members[0].start
-    # After the last member comes nothing, unless the leaf itself did not line up.
-    tokens = tokens[: members[-1].end]
+    """`k`: how many of a teacher's candidates a token has, 0 for none."""
+    leaf, begin = turns[-1], turns[0].prompt_len
+    # After the last of them comes nothing, unless the segment's own leaf did not line up.
+    tokens = tokens[: leaf.prompt_len + leaf.output_len]
     length = len(tokens) - begin
     mask = [0] * length
     log_probs = [0.0] * length
     teacher = [math.nan] * length
+    ids = [[NO_ID] * k for _ in mask]
+    values = [[math.nan] * k for _ in mask]
     about = []
-    for span in members:
-        turn = turns[span.turn_id]
-        start, end = span.start - begin, span.end - begin
-        mask[start:end] = [1] * (end - start)
-        log_probs[start:end] = turn.output_logprobs or [math.nan] * (end - start)
-        if turn.verdict is not None and turn.verdict.teacher_log_probs is not None:
-            teacher[start:end] = turn.verdict.teacher_log_probs
-        about.append(_about(turn, start, end))
-    leaf = turns[members[-1].turn_id]
+    for turn in turns:
+        verdict = verdicts[turn.turn_id]
+        start = turn.prompt_len - begin
+        end = start + turn.output_len
+        mask[start:end] = [1] * turn.output_len
+        log_probs[start:end] = turn.output_logprobs or [math.nan] * turn.output_len
+        if verdict.teacher_log_probs is not None:
+            teacher[start:end] = verdict.teacher_log_probs
+        if topk := verdict.teacher_topk:
+            for at in range(turn.output_len):
+                ids[start + at][: topk.width] = topk.ids[at]
+                values[start + at][: topk.width] = topk.log_probs[at]
+        about.append(_about(turn, verdict, start, end))
+    metadata: dict[str, Any] = {"turns": about, "session_id": leaf.session_id}
+    if k:
+        metadata["topk"] = TopK(ids, values)
     return Sample(
         index=index,
         group_index=index,
@@ -125,37 +133,21 @@ def _sample(
         teacher_log_probs=teacher if with_teacher else None,
         session_id=leaf.session_id,
         status=Sample.Status.TRUNCATED if leaf.truncated else Sample.Status.COMPLETED,
-        metadata={"turns": about, "session_id": leaf.session_id},
+        metadata=metadata,
     )
 
 
-def _about(turn: Turn, start: int, end: int) -> dict[str, Any]:
+def _about(turn: Turn, verdict: Verdict, start: int, end: int) -> dict[str, Any]:
     """What `metadata["turns"]` says of a turn; `temperature` None: it was not sampled here."""
-    assert turn.verdict is not None  # `_misfit` saw to it
     temperature = turn.sampling.get("temperature")
     return {
         "turn_id": turn.turn_id,
         "start": start,
         "end": end,
-        "reward": turn.verdict.score or 0.0,
-        "has_teacher": turn.verdict.has_teacher,
+        "reward": verdict.score or 0.0,
+        "has_teacher": verdict.has_teacher,
         "temperature": None if turn.off_policy else 1.0 if temperature is None else temperature,
         "versions": list(dict.fromkeys(turn.output_versions)),
         "off_policy": turn.off_policy,
         "created": turn.created,
     }
-
-
-def _topk(sample: Sample, turns: Mapping[str, Turn], k: int) -> TopK:
-    """The teacher's candidates of each response token, each turn's own; -1 and NaN elsewhere."""
-    ids = [[NO_ID] * k for _ in range(sample.response_length)]
-    log_probs = [[math.nan] * k for _ in range(sample.response_length)]
-    for turn in sample.metadata["turns"]:
-        verdict = turns[turn["turn_id"]].verdict
-        if verdict is None or verdict.teacher_topk is None:
-            continue
-        topk = verdict.teacher_topk
-        rows = zip(topk.ids, topk.log_probs, strict=True)
-        for at, (own_ids, own) in enumerate(rows, turn["start"]):
-            ids[at][: len(own_ids)], log_probs[at][: len(own)] = own_ids, own
-    return TopK(ids, log_probs)

@@ -241,7 +241,7 @@ def test_without_candidates_a_sample_has_none(journal: Journal, path: Path):
 def test_case_56_one_conversation_fills_a_batch_at_once(journal: Journal, path: Path):
     for rec in chain(20):
         judged(journal, rec)
-    output = generate_rollout(arguments(path, 16, session_share=None), 0, None)
+    output = generate_rollout(arguments(path, 16, session_share=0.25), 0, None)
     assert turn_ids(samples_of(output)) == [f"s1-{n}" for n in range(16)]
 
 
@@ -252,7 +252,7 @@ def test_case_32_a_busy_session_is_capped_where_others_can_fill_the_batch(
         judged(journal, rec)
     for n in range(12):
         judged(journal, record(f"o{n}", session_id=f"other{n}", created=500.0))
-    output = generate_rollout(arguments(path, 16, session_share=None), 0, None)
+    output = generate_rollout(arguments(path, 16, session_share=0.25), 0, None)
     ids = turn_ids(samples_of(output))
     assert sum(turn_id.startswith("s1-") for turn_id in ids) == 4
     assert output.metrics["rollout/held_session_share"] == 36
