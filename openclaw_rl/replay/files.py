@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,8 @@ def find(path: Path) -> list[Path]:
         raise ReplayError(f"{path}: there is no such file or folder")
     if path.is_file():
         return [path]
-    return sorted(
-        {
-            file
-            for root in sessions.session_folders(path) or [path]
-            for file in _walk(root)
-            if any(fnmatchcase(file.name, name) for name in _NAMES) and file.is_file()
-        }
-    )
+    files = {file for root in sessions.session_folders(path) or [path] for file in _walk(root)}
+    return sorted(file for file in files if any(map(file.match, _NAMES)) and file.is_file())
 
 
 def in_data(folder: Path) -> list[Path]:
@@ -67,7 +60,7 @@ def in_data(folder: Path) -> list[Path]:
     return [*sorted(folder.glob("*.jsonl")), *found]
 
 
-def check(paths: Sequence[Path]) -> list[Path]:
+def check(paths: Iterable[Path]) -> list[Path]:
     """The files at `paths`, each once and read to its end. Raises `ReplayError`."""
     found = list(dict.fromkeys(file for path in paths for file in find(path)))
     for file in found:
@@ -152,15 +145,14 @@ def _conversation(where: str, line: Any) -> Conversation:
 
 
 def _by_message(path: Path, lines: Sequence[tuple[int, Any]]) -> Iterator[Conversation]:
-    found: dict[str | None, list[tuple[int, Any]]] = {}
+    found: dict[str | None, tuple[str, list[Message]]] = {}
     for number, line in lines:
+        where = f"{path}:{number}"
         if not isinstance(line, dict) or "role" not in line:
-            raise ReplayError(f"{path}:{number}: must be a message with a role, as the lines above")
-        _parsed(f"{path}:{number}", [line])  # so that a mistake is told by its own line
-        found.setdefault(_session_id(line), []).append((number, line))
-    for session_id, own in found.items():
-        where = f"{path}:{own[0][0]}"
-        yield _until_image(where, _parsed(where, [line for _, line in own]), (), session_id)
+            raise ReplayError(f"{where}: must be a message with a role, as the lines above")
+        found.setdefault(_session_id(line), (where, []))[1].extend(_parsed(where, [line]))
+    for session_id, (where, messages) in found.items():
+        yield _until_image(where, messages, (), session_id)
 
 
 def _until_image(

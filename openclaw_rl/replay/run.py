@@ -7,10 +7,10 @@ left alone; a dry run writes nothing at all.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,13 +73,13 @@ def replay(
     Raises `ReplayError` (file:line) before anything is written.
     """
     stamps = _stamps(paths)
-    found = files.check(paths)
-    total = Replay()
+    found = files.check(stamps)
+    total = Replay(len(found))
     with _open(journal_path, dry_run) as journal:
         seen = set[str]()
         served = journal.served() if journal is not None else set()
         for number, file in enumerate(found, 1):
-            one = Replay(files=1)
+            one = Replay()
             for past in files.read(file):
                 one.conversations += 1
                 turns = reader.turns(past, now, one.left_out)
@@ -92,7 +92,6 @@ def replay(
                             journal.record_turn(turn)
                             journal.set_next_state(turn.turn_id, turn.next_state or (), now)
             emit(f"{number} of {len(found)} · {file}: {one.describe(dry_run)}")
-            total.files += 1
             total.conversations += one.conversations
             total.added += one.added
             total.left_out.update(one.left_out)
@@ -117,13 +116,10 @@ def _new(
             yield turn
 
 
-@contextlib.contextmanager
-def _open(path: Path, dry_run: bool) -> Iterator[Journal | None]:
+def _open(path: Path, dry_run: bool) -> AbstractContextManager[Journal | None]:
     if dry_run and not path.exists():
-        yield None
-        return
-    with Journal.open(path, create=not dry_run) as journal:
-        yield journal
+        return nullcontext()
+    return Journal.open(path, create=not dry_run)
 
 
 def _stamps(paths: Sequence[Path]) -> dict[Path, list[int]]:

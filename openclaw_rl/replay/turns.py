@@ -9,7 +9,6 @@ is a digest of what was said, so the same conversation gives the same turns.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -79,7 +78,8 @@ class Reader:
             except EngineRefused:
                 left_out["template_refuses"] += 1
             else:
-                found.append(dataclasses.replace(turn, created=now + 1e-4 * len(found)))
+                turn.created = now + 1e-4 * len(found)
+                found.append(turn)
         return found
 
     def _turn(self, past: Conversation, index: int, parent: Turn | None) -> Turn:
@@ -93,44 +93,37 @@ class Reader:
         output = self.tokenizer.reply_ids(prompt, whole)
         if output is None or not self._writes(reply, output, prompt, past.tools):
             raise _LeftOut("template_rewrites")
-        known = None
+        known: Sequence[int] | None = None
         if parent is not None:
             tokens = [*parent.prompt_ids, *parent.output_ids]
             at = KnownPrompt(parent.rendered_len, parent.rendered_sha, tokens, parent.output_ids)
             opened = prompt[: parent.rendered_len].rstrip().endswith(THINK)
             meaning = partial(self.reply_format.meaning, tools=past.tools, in_reasoning=opened)
             known = self.tokenizer.continue_prompt(at, prompt, meaning)
-        ids = list(known) if known is not None else self.tokenizer.encode(prompt)
-        if len(ids) + len(output) > self.context_length:
+        if known is None:
+            parent = None
+            known = self.tokenizer.encode(prompt)
+        if len(known) + len(output) > self.context_length:
             raise _LeftOut("too_long")
-        above = parent if known is not None else None
         traced = read_history(history)
         return Turn(
             turn_id="replay-" + _digest([(*history, reply), past.tools]),
             session_id=f"replay-{past.session_id or _digest([past.messages[0], past.tools])}",
             source=SOURCE,
-            owner="",
-            kind="main",
             kind_reason=SOURCE,
-            parent_id=above.turn_id if above else None,
-            matched=len(above.messages) + 1 if above else 0,
-            shares_tokens=above is not None,
-            prompt_ids=ids,
+            parent_id=parent.turn_id if parent else None,
+            matched=len(parent.messages) + 1 if parent else 0,
+            shares_tokens=parent is not None,
+            prompt_ids=known,
             output_ids=output,
-            output_logprobs=(),
-            output_versions=(),
             finish_reason="tool_calls" if reply.get("tool_calls") else "stop",
-            truncated=False,
             messages=history,
             reply=reply,
             tools=past.tools,
-            template_kwargs={},
-            sampling={},
             request_hash=traced.request_hash,
             node_hash=extend(traced.history_hash, reply),
             rendered_len=len(prompt),
             rendered_sha=text_sha(prompt),
-            created=0.0,
             off_policy=True,
             next_state=next_state,
         )
