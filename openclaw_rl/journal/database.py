@@ -55,13 +55,9 @@ class Database:
         except BaseException:
             db.close()
             raise
-        for name in (path, *self.companions()):
-            _make_private(name)
+        for suffix in ("", "-wal", "-shm"):  # the log and its index hold conversation text as well
+            _make_private(Path(f"{path}{suffix}"))
         return self
-
-    def companions(self) -> list[Path]:
-        """The write-ahead log and its index, which hold conversation text as well."""
-        return [Path(f"{self.path}{suffix}") for suffix in ("-wal", "-shm")]
 
     def _prepare(self, create: bool, durable: bool) -> None:
         found = self._retry(lambda: schema.layout(self._db, str(self.path)))

@@ -7,11 +7,10 @@ in use would stand for both.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from openclaw_rl.errors import ConfigError
 
@@ -22,25 +21,25 @@ def trainer_lock(journal: str | Path) -> IO[bytes]:
     Raises `ConfigError` where another one is at work, and where the file cannot be locked at all (a
     file system without locks, a file of another user).
     """
-    return _lock(Path(journal), "trainer")
+    return _lock(Path(journal).expanduser(), "trainer")
 
 
 def gateway_lock(journal: str | Path) -> IO[bytes]:
     """Be the only gateway of `journal`; as `trainer_lock`."""
-    return _lock(Path(journal), "gateway")
+    return _lock(Path(journal).expanduser(), "gateway")
 
 
-def _lock(journal: Path, role: Literal["trainer", "gateway"]) -> IO[bytes]:
-    journal = journal.expanduser()
+def _lock(journal: Path, role: str) -> IO[bytes]:
     path = journal.with_suffix(f".{role}.lock")
     try:
         journal.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.ExitStack() as unless_held:
-            lock = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
-            unless_held.callback(lock.close)
+        lock = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unless_held.pop_all()
-            return lock
+        except OSError:
+            lock.close()
+            raise
+        return lock
     except BlockingIOError:
         raise ConfigError(
             f"another {role} is at work on {journal}: stop it, or give another --data"

@@ -53,7 +53,8 @@ def insert_turn(db: sqlite3.Connection, turn: Turn) -> None:
     tail = _tail(db, turn)
     if turn.shares_tokens and tail.base == 0:
         add_count(db, "count", "prefix_mismatch")
-    state, reason = _first_state(turn)
+    reason = "" if turn.kind == "side" else turn.drop_reason or _misfit(turn)
+    state = State.DROPPED if reason else State.SIDE if turn.kind == "side" else State.WAITING
     temperature = turn.sampling.get("temperature")
     try:
         seq = _insert(
@@ -72,11 +73,10 @@ def insert_turn(db: sqlite3.Connection, turn: Turn) -> None:
         )
     except sqlite3.IntegrityError as error:
         raise JournalError(f"turn {turn.turn_id} is recorded already") from error
-    topk = turn.topk
-    if topk is not None and len(topk.ids) != turn.output_len:
+    if turn.topk is not None and len(turn.topk.ids) != turn.output_len:
         add_count(db, "count", "topk_missing")
-        topk = None
-    topk_ids, topk_logprobs = codec.pack_topk(topk)
+        turn.topk = None
+    topk_ids, topk_logprobs = codec.pack_topk(turn.topk)
     one = partial(store_messages, db, turn.session_id)
     _insert(
         db,
@@ -105,13 +105,6 @@ def _insert(db: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> in
     marks = ", ".join("?" * len(values))
     insert = f"INSERT INTO {table} ({names}) VALUES ({marks})"
     return db.execute(insert, tuple(values.values())).lastrowid
-
-
-def _first_state(turn: Turn) -> tuple[State, str]:
-    if turn.kind == "side":
-        return State.SIDE, ""
-    reason = turn.drop_reason or _misfit(turn)
-    return (State.DROPPED, reason) if reason else (State.WAITING, "")
 
 
 def _misfit(turn: Turn) -> str:

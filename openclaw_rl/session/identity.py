@@ -63,32 +63,21 @@ class RequestView:
 
 def identify(view: RequestView) -> Identity | None:
     """The explicit name of the session, or None: then only the history can tell."""
-    for name in HEADERS:
-        found = _name(view.headers.get(name))
-        if found:
-            return Identity(found, f"header:{name}")
     hints = view.hints or {}
-    found = _name(hints.get("prompt_cache_key"))
-    if found:
-        return Identity(found, "body:prompt_cache_key")
     metadata = hints.get("metadata")
-    if isinstance(metadata, Mapping):
-        for name in METADATA:
-            found = _name(metadata.get(name))
-            if found:
-                return Identity(found, f"body:metadata.{name}")
-        found = _name(_session_in(metadata.get("user_id")))
-        if found:
-            return Identity(found, "body:metadata.user_id")
-    else:
+    if not isinstance(metadata, Mapping):
         metadata = {}
-    for user in (hints.get("user"), metadata.get("user_id")):
-        found = _name(user)
-        if found:
-            return Identity(found, "body:user")
-    found = _name(view.key_session)
-    if found:
-        return Identity(found, "key")
+    for source, value in (
+        *((f"header:{name}", view.headers.get(name)) for name in HEADERS),
+        ("body:prompt_cache_key", hints.get("prompt_cache_key")),
+        *((f"body:metadata.{name}", metadata.get(name)) for name in METADATA),
+        ("body:metadata.user_id", _session_in(metadata.get("user_id"))),
+        ("body:user", hints.get("user")),
+        ("body:user", metadata.get("user_id")),
+        ("key", view.key_session),
+    ):
+        if name := _name(value):
+            return Identity(name, source)
     return None
 
 

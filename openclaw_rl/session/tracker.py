@@ -51,7 +51,6 @@ _NAMED, _EXTENDS = "header:x-turn-type", "extends"
 _CLIENTS = 1024
 """How many (owner, program) pairs and sessions are remembered for telling main from side."""
 
-
 _READ_CHARS = 32 * 2**20
 """How many characters of histories are kept as they were read, the last of each conversation."""
 
@@ -207,13 +206,11 @@ class Tracker:
         head.node_hash = extend(placement.history_hash, reply)
         head.drop_reason = "retried" if retried else None
         for earlier in (placement.retried_id, *placement.superseded):
-            turn = self._tree.turn(earlier)
-            if turn is not None:
+            if (turn := self._tree.turn(earlier)) is not None:
                 turn.drop_reason = "retried"
-        if placement.next_state is not None:
-            answered = self._tree.turn(placement.parent_id)
-            if answered is not None:
-                answered.next_state = ()
+        answered = self._tree.turn(placement.parent_id)
+        if answered is not None and placement.next_state is not None:
+            answered.next_state = ()
         self._tree.add(head)
         return replace(head)
 
@@ -367,11 +364,8 @@ class Tracker:
             same = [turn for turn in same if turn.session_id == identity.session_id]
             return same[-1] if same else None
         # Another user may have opened with the same words: only a single recent turn is ours.
-        same = [
-            turn
-            for turn in same
-            if not is_named(turn.source) and now - turn.created <= _RETRY_SECONDS
-        ]
+        since = now - _RETRY_SECONDS
+        same = [turn for turn in same if not is_named(turn.source) and turn.created >= since]
         return same[0] if len(same) == 1 else None
 
 
