@@ -128,8 +128,7 @@ class Transport:
         headers = {"Content-Type": "application/json", **self._authorization()}
         if routing_key is not None:
             headers["X-SMG-Routing-Key"] = routing_key
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
-        sending = self._http.post(base + path, data=data, headers=headers, timeout=timeout)
+        sending = self._http.post(base + path, data=data, headers=headers)
         exchange = Exchange(asyncio.ensure_future(sending), prompt_tokens)
         silence = asyncio.ensure_future(self._close_when_silent(exchange, base))
         try:

@@ -74,7 +74,7 @@ class Request:
     """How many of them have been written to the client."""
     finish: dict[str, Any] | None = None
     aborted: bool = False
-    """Asked to stop, by `/abort_request` or `/pause_generation`."""
+    """Asked to stop, by `/abort_request` or `FakeEngine.pause`."""
     disconnected: bool = False
     done: bool = False
     entries: list[str] = field(default_factory=list, repr=False)
@@ -144,14 +144,11 @@ class FakeEngine:
         """What sees each request first, from the next start on."""
         self.slow_load = False
         """Adapters are never done loading."""
-        self.drop_reused = False
-        """Resets a connection on its second request: every pooled connection is stale."""
         self.chunk_bytes: int | None = None
         """Writes of at most so many bytes: events arrive in pieces."""
         self.tokens_per_chunk = 1
         self._permits = 0
         self._waiting = 0
-        self._used: list[Any] = []
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -224,8 +221,6 @@ class FakeEngine:
         for prefix in ("", "/base"):
             router.add_post(prefix + "/generate", self._generate)
             router.add_post(prefix + "/abort_request", self._abort)
-            router.add_post(prefix + "/pause_generation", self._pause)
-            router.add_post(prefix + "/continue_generation", self._continue)
             router.add_get(prefix + "/health", self._health)
             router.add_get(prefix + "/model_info", self._info)
         router.add_get("/v1/models", self._models)
@@ -276,17 +271,9 @@ class FakeEngine:
         rid = body.get("rid", "")
         self.aborts.append(rid)
         for live, _ in self._live.values():
-            if body.get("abort_all") or (rid and live.rid.startswith(rid)):  # prefix: as SGLang
+            if rid and live.rid.startswith(rid):  # prefix: as SGLang
                 live.aborted = True
         await self._notify()
-        return web.Response()
-
-    async def _pause(self, _: web.Request) -> web.Response:
-        await self.pause()
-        return web.Response()
-
-    async def _continue(self, _: web.Request) -> web.Response:
-        await self.resume()
         return web.Response()
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -330,11 +317,6 @@ class FakeEngine:
         return await self._take(http, await http.json())
 
     async def _take(self, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if any(http.protocol is used for used in self._used) and self.drop_reused:
-            assert http.transport is not None
-            http.transport.abort()
-            raise ConnectionResetError
-        self._used = [*self._used[-999:], http.protocol]
         request = Request(
             ids=list(body["input_ids"]),
             sampling=dict(body.get("sampling_params") or {}),
