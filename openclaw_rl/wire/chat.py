@@ -76,7 +76,7 @@ class ChatOptions(Options):
         ),
     }  # fmt: skip
 
-    tools: list[_Tool] | None = None
+    tools: list[_Tool] = Bounds([], fail_fast=True)
     stream_options: _StreamOptions = _StreamOptions()
     max_completion_tokens: Positive | None = None
     min_p: float | None = Bounds(None, ge=0, le=1)
@@ -84,7 +84,7 @@ class ChatOptions(Options):
     presence_penalty: float | None = Bounds(None, ge=-2, le=2)
     repetition_penalty: float | None = Bounds(None, gt=0, le=LARGEST)
     stop: Stops | None = None
-    stop_token_ids: list[Annotated[Int32, Bounds(ge=0)]] | None = None
+    stop_token_ids: list[Annotated[Int32, Bounds(ge=0)]] = Bounds([], fail_fast=True)
     logprobs: bool = False
     top_logprobs: int = Bounds(0, ge=0, le=20)
     user: str | None = None

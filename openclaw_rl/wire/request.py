@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+)
 from pydantic import Field as Bounds
 
 from openclaw_rl.wire.errors import WireError, invalid, unsupported
@@ -112,6 +118,7 @@ Positive = Annotated[int, Bounds(ge=1)]
 Int32 = Annotated[int, Bounds(le=2**31 - 1)]  # engines keep these so, and die of larger ones
 Stops = Annotated[
     list[Annotated[str, Bounds(min_length=1)]],
+    Bounds(fail_fast=True),  # a million wrong items are one error
     BeforeValidator(lambda stops: [stops] if isinstance(stops, str) else stops),
 ]
 """One string, or a list of them."""
@@ -157,7 +164,11 @@ class Options(BaseModel):
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
             steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-            message = first["msg"].replace("Input should", "must")
+            message = (
+                first["msg"]
+                .replace("Input should", "must")
+                .replace("Field required", "is required")
+            )
             raise invalid("".join(steps).lstrip("."), message) from None
 
     def sampling(self) -> dict[str, Any]:

@@ -176,9 +176,20 @@ def test_case_04_a_field_that_is_missing(parse, body):
 
 @pytest.mark.parametrize(("parse", "body"), WAYS)
 @pytest.mark.parametrize(
-    "text", [b"", b"{bad", b"[1]", b"null", b"1", b"\xff", b'"x"', b"[" * 10**5]
+    "text",
+    [
+        b"",
+        b"{bad",
+        b"[1]",
+        b"null",
+        b"1",
+        b"\xff{}",
+        b'"x"',
+        b"[" * 10**5,
+        b'{"messages": \xed\xa0\x80}',
+    ],
 )
 def test_case_04_what_is_no_object(parse, body, text):
     with pytest.raises(WireError) as caught:
         parse(text)
-    assert caught.value.status == 400
+    assert (caught.value.status, caught.value.param) == (400, None)
