@@ -13,9 +13,9 @@ from datetime import datetime
 
 from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.gateway.feedback import turn_of_reply
 from openclaw_rl.journal import Journal
 from openclaw_rl.types import Message, Turn
+from openclaw_rl.wire.dialect import turn_of_reply
 
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that command a terminal, and halves of characters, which it cannot print."""

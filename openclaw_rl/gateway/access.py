@@ -1,6 +1,6 @@
 """Who may come in, and how many at once.
 
-Keys are compared by digest in constant time, and only a digest of a key ever leaves this module
+Keys are compared in constant time, and only a digest of a key ever leaves this module
 (as `owner`, which keeps the histories of different keys apart). Above a limit a client is told to
 come back (429) instead of queueing without bound. All of it is used on one event loop only.
 """
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from openclaw_rl.wire.errors import WireError, too_many_requests
+from openclaw_rl.wire.errors import WireError, too_many_requests, unavailable
 
 BODY_SECONDS = 60.0
 """How long a request's body may take to arrive."""
@@ -36,34 +36,37 @@ class Caller:
     key_session: str | None = None
     anybody: bool = False
 
-    def may_name(self, owner: str) -> bool:
-        """Whether feedback and the end of a session of `owner` are taken from this caller."""
-        return self.anybody or owner == self.owner
+    @property
+    def reach(self) -> str | None:
+        """The owner whose turns and sessions it may name; None: everybody's."""
+        return None if self.anybody else self.owner
 
 
-class Auth:
-    """Checks the key of requests. Without a configured key everybody may come in, and whatever
-    key a client happens to send only tells clients apart."""
+def caller_of(headers: Mapping[str, str], api_key: str) -> Caller | None:
+    """Who sends this, or None where the key is missing or wrong; `headers` ignore case.
 
-    def __init__(self, api_key: str) -> None:
-        self._length = len(api_key.encode())
-        self._digest = _digest(api_key.encode())
+    Without an `api_key` everybody may come in, and whatever key a client happens to send only
+    tells clients apart. Clients of Anthropic's API may send two keys, one of them a stale one.
+    """
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+    sent = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+    tokens = [one.strip().encode("utf-8", "surrogateescape") for one in sent if one.strip()]
+    if not api_key:
+        key, _, session = (tokens or [b""])[0].partition(b":")
+        return _caller(key, session, anybody=not tokens)
+    wanted = api_key.encode()
+    for token in tokens:
+        # A configured key may itself contain colons: cut by its length, not at the first one.
+        key, rest = token[: len(wanted)], token[len(wanted) :]
+        right = hmac.compare_digest(key, wanted)
+        if right and (not rest or rest.startswith(b":")):
+            return _caller(key, rest[1:])
+    return None
 
-    def caller(self, headers: Mapping[str, str]) -> Caller | None:
-        """The caller, or None where the key is missing or wrong. Header names are looked up as
-        given, so pass a case-insensitive mapping."""
-        tokens = _tokens(headers)
-        if not self._length:
-            token = tokens[0] if tokens else b""
-            key, _, session = token.partition(b":")
-            return Caller(_owner(key), _session(session), anybody=not token)
-        for token in tokens:
-            # A configured key may itself contain colons: cut by its length, not at the first one.
-            key, rest = token[: self._length], token[self._length :]
-            right = hmac.compare_digest(_digest(key), self._digest)
-            if right and (not rest or rest.startswith(b":")):
-                return Caller(_owner(key), _session(rest[1:]))
-        return None
+
+def _caller(key: bytes, session: bytes, anybody: bool = False) -> Caller:
+    owner = hashlib.sha256(b"owner:" + key).hexdigest()[:16] if key else ""
+    return Caller(owner, session.decode("utf-8", "replace").strip() or None, anybody)
 
 
 def from_a_website(headers: Mapping[str, str]) -> bool:
@@ -115,9 +118,8 @@ async def read_body(request: web.Request, reading: Limit) -> bytes:
             async with asyncio.timeout(BODY_SECONDS):
                 return await request.read()
         except TimeoutError:
-            raise WireError(
-                408, f"the request's body did not arrive within {BODY_SECONDS:g} s"
-            ) from None
+            late = f"the request's body did not arrive within {BODY_SECONDS:g} s"
+            raise WireError(408, late) from None
 
 
 class Grace:
@@ -132,41 +134,19 @@ class Grace:
     async def reply(self) -> AsyncIterator[None]:
         """A reply under way; raises `WireError` 503 when its time is over."""
         limit = asyncio.timeout_at(self._until)
+        self._replies.add(limit)
         try:
             async with limit:
-                self._replies.add(limit)
-                try:
-                    yield
-                finally:
-                    self._replies.discard(limit)
+                yield
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise WireError(
-                503, "the service stops; try again later", type="server_error", code="stopping"
-            ) from None
+            raise unavailable("the service stops; try again later", code="stopping") from None
+        finally:
+            self._replies.discard(limit)
 
     def end_in(self, seconds: float) -> None:
         """All replies have at most so many seconds from now."""
         self._until = asyncio.get_running_loop().time() + seconds
         for limit in self._replies:
             limit.reschedule(self._until)
-
-
-def _tokens(headers: Mapping[str, str]) -> list[bytes]:
-    """What was sent as a key. Clients of Anthropic's API may send two, one of them a stale one."""
-    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
-    sent = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
-    return [one.strip().encode("utf-8", "surrogateescape") for one in sent if one.strip()]
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def _owner(key: bytes) -> str:
-    return hashlib.sha256(b"owner:" + key).hexdigest()[:16] if key else ""
-
-
-def _session(text: bytes) -> str | None:
-    return text.decode("utf-8", "replace").strip() or None

@@ -2,6 +2,8 @@
 
 await run(config)                           # until SIGINT or SIGTERM
 async with serving(config) as url: ...      # in the same process (tests, benchmarks)
+
+Nothing here repeats what clients sent into a log or an error.
 """
 
 from __future__ import annotations
@@ -10,42 +12,53 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import json
 import logging
 import signal
 import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 
 from openclaw_rl import __version__
 from openclaw_rl.config import Config
-from openclaw_rl.gateway.access import Auth, Caller, Grace, Limit, from_a_website, read_body
-from openclaw_rl.gateway.core import ClientGone, Gateway, open_gateway
-from openclaw_rl.gateway.feedback import parse_feedback
-from openclaw_rl.gateway.replies import StreamedReply, error_response, to_wire, whole_reply
-from openclaw_rl.gateway.status import journal_gauges, mismatch_gauges, warnings
-from openclaw_rl.gateway.turn import OpenTurn, Shown
+from openclaw_rl.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineRefused,
+    EngineUnavailable,
+    JournalError,
+)
+from openclaw_rl.gateway.access import Caller, caller_of, from_a_website, read_body
+from openclaw_rl.gateway.core import Gateway, open_gateway
+from openclaw_rl.gateway.replies import ClientGone, Shown, StreamedReply, whole_reply
+from openclaw_rl.gateway.status import warnings
+from openclaw_rl.types import Message
 from openclaw_rl.wire.anthropic import MESSAGES, parse_count_request
 from openclaw_rl.wire.chat import CHAT
-from openclaw_rl.wire.dialect import Dialect, TokenLogprob
-from openclaw_rl.wire.errors import WireError, unauthorized
+from openclaw_rl.wire.dialect import Dialect, TokenLogprob, turn_of_reply
+from openclaw_rl.wire.errors import (
+    WireError,
+    body_too_large,
+    internal,
+    invalid,
+    prompt_too_long,
+    unauthorized,
+    unavailable,
+)
 from openclaw_rl.wire.reply import ReplyEvent
+from openclaw_rl.wire.request import read_object
 
 log = logging.getLogger("openclaw_rl.gateway")
 http_log = logging.getLogger("openclaw_rl.gateway.http")
 """For aiohttp's own lines."""
 
-CONFIG = web.AppKey("config", Config)
 GATEWAY = web.AppKey("gateway", Gateway)
-AUTH = web.AppKey("auth", Auth)
-GRACE = web.AppKey("grace", Grace)
-BODIES = web.AppKey("bodies", Limit)
 CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
 
-MAX_BODIES = 512
-"""Requests that may be sending their bodies; `max_inflight` counts those that have sent it."""
+DIALECTS = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES}
 SHUTDOWN_SECONDS = 5.0
 """How long replies under way may go on after the gateway was told to stop."""
 SWITCH_SECONDS = 0.0005
@@ -53,34 +66,10 @@ SWITCH_SECONDS = 0.0005
 5 ms, once for each statement of SQLite's, would be most of a reply's commit under load."""
 _TELL_SECONDS = 1.0
 """Time to tell clients that their reply was ended, before their connections are closed."""
-
-OPEN_ROUTES = frozenset({"/healthz"})
-"""Reachable without a key: a monitor needs no more than states and counts."""
+_RETRY_AFTER = {429: "1", 503: "5"}
+"""Seconds after which trying again makes sense."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def make_app(config: Config) -> web.Application:
-    """The application. It opens journal, tokenizer and connections when it starts."""
-    app = web.Application(
-        client_max_size=int(config.gateway.max_body_mb * 2**20),
-        middlewares=[_answer_errors, _check_key],
-    )
-    app[CONFIG] = config
-    app[AUTH] = Auth(config.gateway.api_key)
-    app[GRACE] = Grace()
-    app[BODIES] = Limit(MAX_BODIES)
-    app.cleanup_ctx.append(_gateway)
-    app.router.add_post("/v1/chat/completions", chat_completions)
-    app.router.add_post("/v1/messages", messages)
-    app.router.add_post("/v1/messages/count_tokens", count_tokens)
-    app.router.add_get("/v1/models", models)
-    app.router.add_get("/v1/models/{name:.+}", model)
-    app.router.add_post("/v1/feedback", feedback)
-    app.router.add_post("/v1/sessions/{session_id:.+}/end", end_session)
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/metrics", metrics)
-    return app
 
 
 @contextlib.asynccontextmanager
@@ -90,23 +79,41 @@ async def serving(config: Config) -> AsyncIterator[str]:
     Leaving the block stops accepting, lets replies under way finish for up to `SHUTDOWN_SECONDS`,
     ends the others with an error, and closes the journal after the last commit.
     """
-    app = make_app(config)
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,  # a client that leaves cancels its handler
-        shutdown_timeout=SHUTDOWN_SECONDS + _TELL_SECONDS,
-        access_log=None,
-        logger=http_log,
+    async with open_gateway(config) as gateway:
+        runner = web.AppRunner(
+            _application(gateway),
+            handler_cancellation=True,  # a client that leaves cancels its handler
+            shutdown_timeout=SHUTDOWN_SECONDS + _TELL_SECONDS,
+            access_log=None,
+            logger=http_log,
+        )
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, config.gateway.host, config.gateway.port, reuse_address=True)
+            await site.start()
+            port = runner.addresses[0][1]
+            yield config.gateway.model_copy(update={"port": port}).url
+        finally:
+            gateway.grace.end_in(SHUTDOWN_SECONDS)
+            await runner.cleanup()
+
+
+def _application(gateway: Gateway) -> web.Application:
+    app = web.Application(
+        client_max_size=int(gateway.config.gateway.max_body_mb * 2**20),
+        middlewares=[_answer_errors, _check_key],
     )
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, config.gateway.host, config.gateway.port, reuse_address=True)
-        await site.start()
-        port = runner.addresses[0][1]
-        yield config.gateway.model_copy(update={"port": port}).url
-    finally:
-        app[GRACE].end_in(SHUTDOWN_SECONDS)
-        await runner.cleanup()
+    app[GATEWAY] = gateway
+    for path, dialect in DIALECTS.items():
+        app.router.add_post(path, partial(_reply, dialect=dialect))
+    app.router.add_post("/v1/messages/count_tokens", _count_tokens)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/v1/models/{name:.+}", _models)
+    app.router.add_post("/v1/feedback", _feedback)
+    app.router.add_post("/v1/sessions/{session_id:.+}/end", _end_session)
+    app.router.add_get("/healthz", _health)
+    app.router.add_get("/metrics", _metrics)
+    return app
 
 
 async def run(
@@ -136,38 +143,14 @@ async def run(
 
 
 @web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    status = 500
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    except ClientGone:
-        status = 499  # nginx's word for it; nobody is there to read it
-        return web.Response(status=499)
-    except asyncio.CancelledError:
-        status = 499
-        raise
-    except Exception as error:
-        response = error_response(to_wire(error), _dialect(request))
-        status = response.status
-        if isinstance(error, web.HTTPMethodNotAllowed):
-            response.headers["Allow"] = error.headers["Allow"]
-        return response
-    finally:
-        resource = request.match_info.route.resource
-        route = resource.canonical if resource is not None else "none"
-        request.app[GATEWAY].metrics.requests.labels(route, str(status)).inc()
-
-
-@web.middleware
 async def _check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    caller = request.app[AUTH].caller(request.headers)
+    api_key = request.app[GATEWAY].config.gateway.api_key
+    caller = caller_of(request.headers, api_key)
     if caller is None:
-        if request.path not in OPEN_ROUTES:
+        if request.path != "/healthz":  # a monitor needs no more than states and counts
             raise unauthorized()
         caller = Caller("")
-    elif not request.app[CONFIG].gateway.api_key and from_a_website(request.headers):
+    elif not api_key and from_a_website(request.headers):
         raise WireError(
             403,
             "web pages may not speak to a gateway without a key: set OPENCLAW_RL_API_KEY",
@@ -177,59 +160,97 @@ async def _check_key(request: web.Request, handler: Handler) -> web.StreamRespon
     return await handler(request)
 
 
-async def _gateway(app: web.Application) -> AsyncIterator[None]:
-    async with open_gateway(app[CONFIG]) as gateway:
-        app[GATEWAY] = gateway
-        yield
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    status = 499  # nginx's word for a client that left
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except ClientGone:
+        return web.Response(status=status)  # nobody is there to read it
+    except Exception as failed:
+        error = _told(failed)
+        # In Anthropic's words on its routes and to its clients.
+        own = request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+        dialect = MESSAGES if own else CHAT
+        status = dialect.error_status(error)
+        response = web.json_response(dialect.error_body(error), status=status)
+        if error.status in _RETRY_AFTER:
+            response.headers["Retry-After"] = _RETRY_AFTER[error.status]
+        if error.status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        if isinstance(failed, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = failed.headers["Allow"]
+        return response
+    finally:
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "none"
+        request.app[GATEWAY].metrics.requests.labels(route, str(status)).inc()
 
 
-class _TypesOnly(logging.Filter):
+def _told(error: Exception) -> WireError:
+    """What the client is told about `error`: the one table of all that can go wrong."""
+    match error:
+        case WireError():
+            return error
+        case ContextOverflow():
+            return prompt_too_long(error.prompt_tokens, error.limit)
+        case EngineRefused():
+            status = error.status if 400 <= error.status < 500 else 400
+            return WireError(status, str(error), code="engine_refused")
+        case EngineUnavailable():
+            return unavailable(f"the engine is away: {error}")
+        case EngineError():
+            return WireError(502, str(error), type="server_error", code="engine_error")
+        case JournalError():
+            return unavailable(str(error), code="journal_unavailable")
+        case web.HTTPRequestEntityTooLarge():
+            # aiohttp says it in words only: "Maximum request body size N exceeded, ..."
+            numbers = [int(word) for word in (error.text or "").split() if word.isdigit()]
+            return body_too_large(numbers[0] if numbers else 0)
+        case web.HTTPNotFound():
+            routes = " and ".join(f"POST {path}" for path in DIALECTS)
+            return WireError(404, f"there is no such route; try {routes}", code="not_found")
+        case web.HTTPMethodNotAllowed():
+            return WireError(405, "this route does not take this method", code="method_not_allowed")
+        case web.HTTPException():
+            return WireError(error.status, error.reason)
+        case web.RequestPayloadError():
+            return invalid(None, "the body cannot be read: it is not encoded as its headers say")
+        case RecursionError():
+            return invalid(None, "the request is nested too deeply")
+    frames = traceback.extract_tb(error.__traceback__)[-6:]  # its message may hold what was said
+    where = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames))
+    log.error("unexpected %s at %s", type(error).__name__, where)
+    return internal()
+
+
+def _types_only(record: logging.LogRecord) -> bool:
     """aiohttp logs what it cannot read byte for byte, keys and conversations among it."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None:
-            record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
-            record.exc_info = record.exc_text = None
-        return True
+    if record.exc_info and record.exc_info[1] is not None:
+        record.msg, record.args = f"{record.getMessage()}: {type(record.exc_info[1]).__name__}", ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
-http_log.addFilter(_TypesOnly())
+http_log.addFilter(_types_only)
 
 
-# -- routes ----------------------------------------------------------------------------------------
-
-
-async def chat_completions(request: web.Request) -> web.StreamResponse:
-    """OpenAI's Chat Completions, streamed or not."""
-    return await _reply(request, CHAT)
-
-
-async def messages(request: web.Request) -> web.StreamResponse:
-    """Anthropic's Messages, streamed or not."""
-    return await _reply(request, MESSAGES)
-
-
-async def count_tokens(request: web.Request) -> web.Response:
-    """How many tokens the prompt of a Messages request has."""
-    gateway = request.app[GATEWAY]
-    body = await read_body(request, request.app[BODIES])
-    with gateway.inflight.slot():
-        chat = parse_count_request(body)
-        count = await gateway.count(chat, request[CALLER], _headers(request), len(body))
-        return web.json_response({"input_tokens": count})
+# -- replies ---------------------------------------------------------------------------------------
 
 
 async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
-    body = await read_body(request, request.app[BODIES])
+    body = await read_body(request, gateway.bodies)
     with gateway.inflight.slot():
         chat = dialect.parse(body)
         if chat.ignored:
             log.info("ignored keys: %s", ", ".join(ascii(name[:40]) for name in chat.ignored[:20]))
         turn = await gateway.begin(chat, request[CALLER], _headers(request), len(body))
         if chat.stream:
-            return await _stream(request, turn, dialect)
+            keepalive = gateway.config.gateway.keepalive_seconds
+            return await _stream(request, StreamedReply(request, turn, dialect, keepalive))
         events: list[ReplyEvent] = []
         logprobs: list[TokenLogprob] = []
 
@@ -237,18 +258,15 @@ async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
             events.extend(shown[0])
             logprobs.extend(shown[1] or ())
 
-        async with request.app[GRACE].reply():
-            await gateway.run(turn, keep)
+        await gateway.run(turn, keep)
         return whole_reply(turn, dialect, events, logprobs)
 
 
-async def _stream(request: web.Request, turn: OpenTurn, dialect: Dialect) -> web.StreamResponse:
-    reply = StreamedReply(request, turn, dialect, request.app[CONFIG].gateway.keepalive_seconds)
+async def _stream(request: web.Request, reply: StreamedReply) -> web.StreamResponse:
     keep_alive = asyncio.ensure_future(reply.keep_alive())
     error: Exception | None = None
     try:
-        async with request.app[GRACE].reply():
-            await request.app[GATEWAY].run(turn, reply.show)
+        await request.app[GATEWAY].run(reply.turn, reply.show)
     except ClientGone:
         raise
     except Exception as failed:
@@ -257,47 +275,98 @@ async def _stream(request: web.Request, turn: OpenTurn, dialect: Dialect) -> web
         keep_alive.cancel()
     await asyncio.wait([keep_alive])  # nothing of it may follow the end
     if error is None:
-        return await reply.finish()
-    if reply.response is None:
+        return await reply.end()
+    if not reply.began:
         raise error
-    return await reply.fail(to_wire(error))
+    return await reply.end(_told(error))
 
 
-async def models(request: web.Request) -> web.Response:
-    """The one model that is served, in a form that both SDKs read."""
-    entry = _model(request.app[GATEWAY])
-    name = entry["id"]
-    page = {"has_more": False, "first_id": name, "last_id": name}
-    return web.json_response({"object": "list", "data": [entry], **page})
+async def _count_tokens(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    body = await read_body(request, gateway.bodies)
+    with gateway.inflight.slot():
+        chat = parse_count_request(body)
+        count = await gateway.count(chat, request[CALLER], _headers(request), len(body))
+        return web.json_response({"input_tokens": count})
 
 
-async def model(request: web.Request) -> web.Response:
-    """One model by name."""
-    entry = _model(request.app[GATEWAY])
-    if request.match_info["name"] != entry["id"]:
-        raise WireError(404, f"the served model is {entry['id']}", code="model_not_found")
+def _headers(request: web.Request) -> dict[str, str]:
+    return {name.lower(): value for name, value in request.headers.items()}
+
+
+# -- the other routes ------------------------------------------------------------------------------
+
+
+async def _models(request: web.Request) -> web.Response:
+    """The one model, listed or by name, with the keys of both APIs and the limits that clients
+    keep within (named as vLLM, OpenRouter and Anthropic do). When it was made is not known."""
+    gateway = request.app[GATEWAY]
+    name, context = gateway.config.served_name, gateway.context_length
+    longest = min(gateway.config.gateway.max_tokens, context)
+    entry = {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "openclaw-rl",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+        "max_model_len": context,
+        "max_completion_tokens": longest,
+        "max_input_tokens": context,
+        "max_tokens": longest,
+    }
+    asked = request.match_info.get("name")
+    if asked is None:
+        page = {"has_more": False, "first_id": name, "last_id": name}
+        return web.json_response({"object": "list", "data": [entry], **page})
+    if asked != name:
+        raise WireError(404, f"the served model is {name}", code="model_not_found")
     return web.json_response(entry)
 
 
-async def feedback(request: web.Request) -> web.Response:
+async def _feedback(request: web.Request) -> web.Response:
     """A thumb, a score or words about a turn, as its next state."""
-    given = parse_feedback(await read_body(request, request.app[BODIES]))
-    turn_id = await request.app[GATEWAY].feedback(given, request[CALLER])
+    gateway = request.app[GATEWAY]
+    named, message = _parse_feedback(await read_body(request, gateway.bodies))
+    turn_id = await gateway.feedback(message, request[CALLER], **named)
     return web.json_response({"object": "feedback", "turn_id": turn_id, "accepted": True})
 
 
-async def end_session(request: web.Request) -> web.Response:
+def _parse_feedback(body: bytes) -> tuple[dict[str, str], Message]:
+    """The turn or session that it names, and the message for the judge. Raises `WireError` 400."""
+    data = read_object(body)
+    for key in ("turn_id", "session_id", "text"):
+        if not isinstance(data.get(key), str | None):
+            raise invalid(key, "must be a string")
+    named = {key: data[key] for key in ("turn_id", "session_id") if data.get(key)}
+    if len(named) != 1:
+        raise invalid("turn_id", "give either turn_id or session_id")
+    if "turn_id" in named:
+        named["turn_id"] = turn_of_reply(named["turn_id"])
+    score, thumb, text = data.get("score"), data.get("thumb"), data.get("text") or ""
+    if score is not None and (type(score) not in (int, float) or not -1 <= score <= 1):
+        raise invalid("score", "must be a number from -1 to 1")
+    if thumb not in (None, "up", "down"):
+        raise invalid("thumb", "must be 'up' or 'down'")
+    if score is None and thumb is None and not text:
+        raise invalid(None, "give at least one of score, thumb and text")
+    return named, {"role": "feedback", "thumb": thumb, "score": score, "content": text}
+
+
+async def _end_session(request: web.Request) -> web.Response:
     """The session is over: its last turn need not wait for a next state."""
     session_id = request.match_info["session_id"]
     await request.app[GATEWAY].end_session(session_id, request[CALLER])
     return web.json_response({"object": "session", "session_id": session_id, "ended": True})
 
 
-async def healthz(request: web.Request) -> web.Response:
+async def _health(request: web.Request) -> web.Response:
     """The state of everything, for people and monitors: 200 as long as the gateway serves, what is
     not well is said in the body."""
     gateway = request.app[GATEWAY]
-    engine, counts = await gateway.probe()
+    engine, counts = await gateway.engine_state(), await gateway.counts()
     journal_ok = gateway.journal_error is None and counts is not None
     return web.json_response(
         {
@@ -313,57 +382,24 @@ async def healthz(request: web.Request) -> web.Response:
             },
             "requests": {
                 "inflight": gateway.inflight.now,
-                "waiting_for_engine": gateway.waiting,
+                "waiting_for_engine": len(gateway.waiting),
             },
             "turns": None if counts is None else dataclasses.asdict(counts),
             "warnings": list(warnings(counts, engine, journal_ok)),
-        },
-        dumps=json.dumps,
+        }
     )
 
 
-async def metrics(request: web.Request) -> web.Response:
+async def _metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
     gateway = request.app[GATEWAY]
     gauges = {
-        **mismatch_gauges(await gateway.trainer()),
         "inflight": gateway.inflight.now,
-        "waiting_for_engine": gateway.waiting,
+        "waiting_for_engine": len(gateway.waiting),
         "known_turns": gateway.prompts.known_turns,
         "known_bytes": gateway.prompts.known_bytes,
     }
-    text = gateway.metrics.text(gauges, journal_gauges((await gateway.probe())[1]))
+    text = gateway.metrics.text(gauges, await gateway.counts(), await gateway.trainer())
     return web.Response(
         body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     )
-
-
-def _model(gateway: Gateway) -> dict[str, object]:
-    """One model with the keys of both APIs, and the limits that clients keep within (named as vLLM,
-    OpenRouter and Anthropic do). When it was made is not known: the epoch."""
-    name, context = gateway.config.served_name, gateway.context_length
-    longest = min(gateway.config.gateway.max_tokens, context)
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "openclaw-rl",
-        "type": "model",
-        "display_name": name,
-        "created_at": "1970-01-01T00:00:00Z",
-        "lifecycle": "active",
-        "max_model_len": context,
-        "max_completion_tokens": longest,
-        "max_input_tokens": context,
-        "max_tokens": longest,
-    }
-
-
-def _headers(request: web.Request) -> dict[str, str]:
-    return {name.lower(): value for name, value in request.headers.items()}
-
-
-def _dialect(request: web.Request) -> Dialect:
-    """In whose words an error is told: Anthropic's on its routes and to its clients."""
-    own = request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
-    return MESSAGES if own else CHAT

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -27,19 +27,18 @@ from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
-from openclaw_rl.gateway.access import Caller, Limit
-from openclaw_rl.gateway.feedback import Feedback
+from openclaw_rl.gateway.access import Caller, Grace, Limit
 from openclaw_rl.gateway.policy import Policy, publish_gateway
 from openclaw_rl.gateway.prompts import Prompts
+from openclaw_rl.gateway.replies import ClientGone, OpenTurn, Shown
 from openclaw_rl.gateway.status import EngineState, Metrics
-from openclaw_rl.gateway.turn import OpenTurn, Shown
 from openclaw_rl.journal.lock import gateway_lock
 from openclaw_rl.journal.records import Outcomes
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.identity import RequestView
 from openclaw_rl.session.tracker import Placement, Tracker
-from openclaw_rl.types import Message
+from openclaw_rl.types import Message, Turn
 from openclaw_rl.wire.dialect import Head
 from openclaw_rl.wire.errors import WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat, choose_format
@@ -49,14 +48,15 @@ log = logging.getLogger("openclaw_rl.gateway")
 
 MAX_TURNS = 20_000
 """Turns that the session tracker keeps in memory."""
+MAX_BODIES = 512
+"""Requests that may be sending their bodies; `max_inflight` counts those that have sent it."""
 JOURNAL_SECONDS = 5.0
 """How long the end of a reply waits for its journal commit before it is served without."""
 STREAMS_PER_TOKEN = 10
 """A stream gets its tokens one by one where few are under way, and one more together for each so
 many: a new request's first token does not queue behind everybody's hundredth."""
-FRESH_SECONDS, PROBE_SECONDS = 1.0, 2.0
-"""Probes of engine and journal are cheap but not free; a monitor that asks more often gets the last
-answer."""
+PROBE_SECONDS = 2.0
+"""How long the engine has to say that it is well."""
 _OPERATORS = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "logit_bias",
@@ -67,10 +67,6 @@ _OPERATORS = frozenset(
 
 Show = Callable[[Shown], Awaitable[None]]
 """Takes what the client may see now. Raises `ClientGone` when nobody listens any more."""
-
-
-class ClientGone(Exception):
-    """The client closed its connection."""
 
 
 @asynccontextmanager
@@ -90,7 +86,14 @@ async def open_gateway(config: Config) -> AsyncIterator[Gateway]:
         http = await stack.enter_async_context(
             connections(config.engine.api_key, read_bufsize=2**20)
         )
-        engine = policy.client(http, config.gateway.engine_wait_seconds)
+        engine = EngineClient(
+            lambda: policy.api,
+            policy.url,
+            http,
+            adapter=policy.adapter,
+            key=policy.key,
+            wait_seconds=config.gateway.engine_wait_seconds,
+        )
         stack.push_async_callback(engine.close)
         following = asyncio.ensure_future(policy.follow(engine, config.gateway.url, about))
         stack.callback(following.cancel)
@@ -122,9 +125,10 @@ class Gateway:
         self.metrics = Metrics()
         self.prompts = Prompts(tokenizer, reply_format, journal, executor, self.metrics)
         self.started = time.monotonic()
-        self.waiting = 0
-        """Requests that wait for the engine now."""
-        self.inflight = Limit(config.gateway.max_inflight)
+        self.waiting: set[str] = set()
+        """Turns under way that the engine has kept waiting."""
+        self.inflight, self.bodies = Limit(config.gateway.max_inflight), Limit(MAX_BODIES)
+        self.grace = Grace()
         self.journal_error: str | None = None
         """Why the journal failed last, until it works again."""
         self.failed_writes = 0
@@ -136,14 +140,9 @@ class Gateway:
         self._unrecorded: LRUCache[str, bool] = LRUCache(MAX_TURNS)
         self._continued: LRUCache[str | None, bool] = LRUCache(MAX_TURNS)
         """Turns that have their next state."""
-        self._newest: LRUCache[tuple[str | None, str], str] = LRUCache(2 * MAX_TURNS)
-        """The newest main turn of each (owner, session); owner None: of anybody's."""
         self._ended: LRUCache[tuple[str | None, str], float] = LRUCache(MAX_TURNS)
         """When sessions were told to have ended, for replies that were under way then."""
-        self._ignored: set[str] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._probed: tuple[float, EngineState, Outcomes | None] | None = None
-        self._probing = asyncio.Lock()
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
     def context_length(self) -> int:
@@ -159,39 +158,35 @@ class Gateway:
         a prompt that does not fit the context.
         """
         started, now = time.perf_counter(), time.time()
-        placement = self._tracker.place(_view(request, caller, headers), now)
-        placement = self._without_lost_parent(placement)
+        placement = self._placed(self._tracker.place, request, caller, headers, now)
         parent_id, next_state = placement.parent_id, placement.next_state
         if parent_id is not None and next_state is not None:
-            # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
             self._continued[parent_id] = True
-            self._spawn(self._journal_next_state(parent_id, next_state, placement.superseded, now))
-        prompt = await self.prompts.build(request, placement, size, self.context_length)
+
+            def write(journal: Journal) -> None:
+                journal.set_next_state(parent_id, next_state, now)
+                for turn_id in placement.superseded:
+                    journal.drop(turn_id, "retried", now)
+
+            # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
+            self._spawn(self._journaled(self._journal.write(write)))
+        record = placement.head(uuid.uuid4().hex, now)
+        limit = self.context_length
+        in_reasoning = await self.prompts.fill(record, request, placement, size, limit)
+        record.sampling = self._sampling(request, len(record.prompt_ids))
         if placement.parent_id is not None:
-            self.metrics.continued.labels("kept" if prompt.shares_tokens else "new").inc()
-        record = dataclasses.replace(
-            placement.head(uuid.uuid4().hex, now),
-            shares_tokens=prompt.shares_tokens,
-            prompt_ids=prompt.ids,
-            messages=prompt.messages,
-            tools=request.tools,
-            template_kwargs=request.template_kwargs,
-            sampling=self._sampling(request, len(prompt.ids)),
-            rendered_len=prompt.rendered_len,
-            rendered_sha=prompt.rendered_sha,
-        )
+            self.metrics.continued.labels("kept" if record.shares_tokens else "new").inc()
         turn = OpenTurn(
             request=request,
             placement=placement,
             record=record,
             head=Head(record.turn_id, self.config.served_name, int(now), request),
             tokenizer=self._tokenizer,
-            parser=self.reply_format.parser(request.tools, in_reasoning=prompt.in_reasoning),
+            parser=self.reply_format.parser(request.tools, in_reasoning=in_reasoning),
             top_k=self.config.train.opd_top_k,
             started=started,
-            prepare_seconds=time.perf_counter() - started,
         )
-        self.metrics.prepare.observe(turn.prepare_seconds)
+        self.metrics.prepare.observe(time.perf_counter() - started)
         self.metrics.identity.labels(placement.source).inc()
         return turn
 
@@ -200,9 +195,10 @@ class Gateway:
     ) -> int:
         """How many tokens the prompt of this request would have. Nothing is recorded, and
         no later request is placed otherwise because of it."""
-        placement = self._tracker.look(_view(request, caller, headers), time.time())
-        placement = self._without_lost_parent(placement)
-        return len((await self.prompts.build(request, placement, size)).ids)
+        placement = self._placed(self._tracker.look, request, caller, headers, time.time())
+        record = placement.head("", 0.0)
+        await self.prompts.fill(record, request, placement, size)
+        return len(record.prompt_ids)
 
     async def run(self, turn: OpenTurn, show: Show) -> None:
         """Let the engine reply, showing what comes, then record the turn.
@@ -211,81 +207,114 @@ class Gateway:
         these cases nothing is recorded.
         """
         try:
-            await self._generate(turn, show)
+            async with self.grace.reply():
+                await self._generate(turn, show)
         except (asyncio.CancelledError, ClientGone):  # the engine client aborts what it leaves
-            self._spawn(self._count("disconnected"))
+            self._spawn(self._journal.write(Journal.count, "disconnected"))
             self._unfinished(turn, "disconnected")
             raise
         except Exception as error:
             self._unfinished(turn, type(error).__name__)
             raise
         finally:
-            self.waiting -= turn.waits
+            self.waiting.discard(turn.record.turn_id)
         # The reply is whole: it is recorded even if the client leaves in this very moment.
         await asyncio.shield(self._spawn(self._record(turn)))
 
-    async def feedback(self, feedback: Feedback, caller: Caller) -> str:
-        """Explicit feedback becomes the next state of the turn it names; returns the turn's id.
+    async def feedback(
+        self,
+        message: Message,
+        caller: Caller,
+        turn_id: str | None = None,
+        session_id: str | None = None,
+    ) -> str:
+        """`message` becomes the next state of that turn, or of the newest main turn of that
+        session; returns the turn's id.
 
         Raises `WireError` 404 where the caller has no such turn, 409 where it has its next state.
         """
-        turn_id, session_id = feedback.turn_id, feedback.session_id
-        if session_id is not None:
-            turn_id = self._newest.get((caller.owner, session_id))
-            if turn_id is None and caller.anybody:
-                turn_id = self._newest.get((None, session_id))
-        turn = None if turn_id is None else await self._journal.read(Journal.turn, turn_id)
-        if turn is None or not caller.may_name(turn.owner):
+
+        def find(journal: Journal) -> Turn | None:
+            if turn_id is not None:
+                turn = journal.turn(turn_id)
+                return turn if turn and caller.reach in (None, turn.owner) else None
+            ids = reversed(journal.turn_ids(session_id=session_id, owner=caller.reach))
+            turns = (turn for one in ids if (turn := journal.turn(one)))
+            return next((t for t in turns if t.kind == "main" and not t.off_policy), None)
+
+        turn = await self._journal.read(find)
+        if turn is None:
             raise WireError(404, "there is no such turn", code="turn_not_found")
-        self._continued[turn.turn_id] = True
-        said, now = [feedback.message], time.time()
-        if not await self._journal.write(Journal.set_next_state, turn.turn_id, said, now):
+        self._continued[turn.turn_id], now = True, time.time()
+        if not await self._journal.write(Journal.set_next_state, turn.turn_id, [message], now):
             raise WireError(
                 409,
                 "this turn has its next state already, or is none that is judged",
                 code="turn_not_waiting",
             )
-        self.metrics.feedback.inc()
         return turn.turn_id
 
     async def end_session(self, session_id: str, caller: Caller) -> None:
         """Nothing follows in this session of the caller's: none of its turns waits any more."""
-        owner = None if caller.anybody else caller.owner
-        self._ended[owner, session_id] = time.perf_counter()
-        await self._journal.write(Journal.end_session, session_id, time.time(), owner=owner)
-        self._tracker.forget_session(session_id, owner)
-        self.metrics.ended_sessions.inc()
+        self._ended[caller.reach, session_id] = time.perf_counter()
+        await self._journal.write(Journal.end_session, session_id, time.time(), owner=caller.reach)
+        self._tracker.forget_session(session_id, caller.reach)
 
-    async def probe(self) -> tuple[EngineState, Outcomes | None]:
-        """The engine's state (`unknown`: no host has published one yet, `waiting`: it does not
-        answer), and the journal's counts, or None where it cannot be read."""
-        async with self._probing:
-            now, last = time.monotonic(), self._probed
-            if last is None or last[1] == "unknown" or now - last[0] > FRESH_SECONDS:
-                last = self._probed = (now, await self._engine_state(), await self._counts())
-            return last[1:]
+    async def engine_state(self) -> EngineState:
+        """`unknown`: no host has published an engine yet, `waiting`: it does not answer."""
+        if self.policy.url() is None:
+            return "unknown"
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                return "ok" if await self._engine.health() else "waiting"
+        except (OpenClawRLError, OSError, TimeoutError):
+            return "waiting"
+
+    async def counts(self) -> Outcomes | None:
+        """The journal's counts, or None where it cannot be read."""
+        with suppress(OpenClawRLError):
+            return await self._journal.read(Journal.outcomes)
+        return None
 
     async def trainer(self) -> Mapping[str, Any]:
         """What the trainer says of its last batch, if it has said anything."""
-        try:
-            endpoint = await self._journal.read(Journal.endpoint, "trainer")
-        except OpenClawRLError:
-            return {}
-        return {} if endpoint is None else endpoint.info
+        with suppress(OpenClawRLError):
+            if endpoint := await self._journal.read(Journal.endpoint, "trainer"):
+                return endpoint.info
+        return {}
 
     async def restore(self) -> None:
         """After a restart: take the trajectories up where the journal has them."""
-        nodes = await self._journal.read(Journal.heads, MAX_TURNS)
-        self._tracker.restore(nodes)
-        for node in nodes:
-            if node.kind == "main":
-                self._note_newest(node.owner, node.session_id, node.turn_id)
-        log.info("journal %s: %d turns restored", self.config.journal_path, len(nodes))
+        heads = await self._journal.read(Journal.heads, MAX_TURNS)
+        self._tracker.restore(heads)
+        log.info("journal %s: %d turns restored", self.config.journal_path, len(heads))
 
     async def settle(self) -> None:
         """Wait for what still runs in the background (aborts, commits)."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    def _placed(
+        self,
+        place: Callable[[RequestView, float], Placement],
+        request: ChatRequest,
+        caller: Caller,
+        headers: Mapping[str, str],
+        now: float,
+    ) -> Placement:
+        view = RequestView(
+            messages=request.messages,
+            headers=headers,
+            owner=caller.owner,
+            hints=request.hints,
+            key_session=caller.key_session,
+            has_tools=bool(request.tools),
+        )
+        placement = place(view, now)
+        # The tracker may know a turn that the journal failed to take: nothing hangs on it.
+        if placement.parent_id in self._unrecorded:
+            return dataclasses.replace(placement, parent_id=None, matched=0, next_state=None)
+        return placement
 
     # -- the engine ------------------------------------------------------------------------------
 
@@ -296,9 +325,6 @@ class Gateway:
         if config.client_sampling == "ignore":
             for name in sorted(asked.keys() & _OPERATORS):
                 self.metrics.ignored_sampling.labels(name).inc()
-                if name not in self._ignored:
-                    log.info("a client sends %s, which is ignored (client_sampling)", name)
-                    self._ignored.add(name)
             asked = {name: value for name, value in asked.items() if name not in _OPERATORS}
         left = self.context_length - prompt_tokens
         if left < 1:
@@ -313,9 +339,8 @@ class Gateway:
 
     async def _generate(self, turn: OpenTurn, show: Show) -> None:
         def on_wait(_: str) -> None:
-            if not turn.waits:
-                turn.waits = True
-                self.waiting += 1
+            if turn.record.turn_id not in self.waiting:
+                self.waiting.add(turn.record.turn_id)
                 self.metrics.engine_waits.inc()
 
         deltas = self._engine.generate(
@@ -339,15 +364,6 @@ class Gateway:
                     self.metrics.first_token.observe(turn.first_token_seconds)
                 await show(turn.take(delta))
 
-    async def _engine_state(self) -> EngineState:
-        if self.policy.url() is None:
-            return "unknown"
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                return "ok" if await self._engine.health() else "waiting"
-        except (OpenClawRLError, OSError, TimeoutError):
-            return "waiting"
-
     # -- the journal -----------------------------------------------------------------------------
 
     async def _record(self, turn: OpenTurn) -> None:
@@ -360,7 +376,7 @@ class Gateway:
         reply = turn.parser.message()
         head = self._tracker.commit(placement, turn.record.turn_id, reply, now, retried=late)
         drop_reason = head.drop_reason or ("session_ended" if over else None)
-        record = turn.finished(reply, head.node_hash, drop_reason)
+        record = turn.complete(reply, head.node_hash, drop_reason)
         retried_id = placement.retried_id
         if retried_id in self._continued:  # meanwhile, so this request was no retry of it
             retried_id = None
@@ -375,22 +391,10 @@ class Gateway:
         self.metrics.commit.observe(time.perf_counter() - started)
         if recorded:
             self.prompts.remember(record)
-            if record.kind == "main":
-                self._note_newest(record.owner, record.session_id, record.turn_id)
         else:
             self._unrecorded[record.turn_id] = True
-            self._spawn(self._count("unrecorded"))
+            self._spawn(self._journal.write(Journal.count, "unrecorded"))
         self._log(turn, recorded)
-
-    async def _journal_next_state(
-        self, turn_id: str, messages: Sequence[Message], superseded: Sequence[str], now: float
-    ) -> None:
-        def write(journal: Journal) -> None:
-            journal.set_next_state(turn_id, messages, now)
-            for other in superseded:
-                journal.drop(other, "retried", now)
-
-        await self._journaled(self._journal.write(write))
 
     async def _journaled(self, write: Awaitable[Any]) -> bool:
         """Whether the journal took it. A journal that cannot is no reason to fail the client."""
@@ -405,87 +409,42 @@ class Gateway:
             log.error("journal failed: %s", self.journal_error)
         return self.journal_error is None
 
-    async def _count(self, name: str) -> None:
-        with suppress(OpenClawRLError):
-            await self._journal.write(Journal.count, name)
-
-    async def _counts(self) -> Outcomes | None:
-        try:
-            return await self._journal.read(Journal.outcomes)
-        except OpenClawRLError:
-            return None
-
-    def _without_lost_parent(self, placement: Placement) -> Placement:
-        """The tracker may know a turn that the journal failed to take: nothing hangs on it."""
-        if placement.parent_id in self._unrecorded:
-            return dataclasses.replace(placement, parent_id=None, matched=0, next_state=None)
-        return placement
-
-    def _note_newest(self, owner: str, session_id: str, turn_id: str) -> None:
-        self._newest[owner, session_id] = self._newest[None, session_id] = turn_id
-
     # -- what is said of it ----------------------------------------------------------------------
 
     def _unfinished(self, turn: OpenTurn, reason: str) -> None:
         self.metrics.unfinished.labels(reason).inc()
         log.info(
-            "turn %s session %s unfinished: %s after %d tokens, %.3f s",
-            turn.record.turn_id,
-            turn.record.session_id,
-            reason,
-            len(turn.output_ids),
-            time.perf_counter() - turn.started,
+            f"turn {turn.record.turn_id} session {turn.record.session_id} unfinished: {reason} "
+            f"after {len(turn.output_ids)} tokens, {time.perf_counter() - turn.started:.3f} s"
         )
 
     def _log(self, turn: OpenTurn, recorded: bool) -> None:
-        record = turn.record
+        record, replied = turn.record, len(turn.output_ids)
         self.metrics.turns.labels(record.kind).inc()
         self.metrics.prompt_tokens.inc(len(record.prompt_ids))
         self.metrics.cached_tokens.inc(turn.cached_tokens)
-        self.metrics.completion_tokens.inc(len(turn.output_ids))
+        self.metrics.completion_tokens.inc(replied)
+        tokens = "continued" if record.shares_tokens else "new"
         log.info(
-            "turn %s session %s by %s %s (%s) parent %s: prompt %d (%d cached, %s) reply %d %s, "
-            "prepared %.1f ms, first token %.3f s, total %.3f s%s%s",
-            record.turn_id,
-            record.session_id,
-            record.source,
-            record.kind,
-            record.kind_reason,
-            record.parent_id or "-",
-            len(record.prompt_ids),
-            turn.cached_tokens,
-            "continued" if record.shares_tokens else "new",
-            len(turn.output_ids),
-            turn.finish_reason,
-            turn.prepare_seconds * 1e3,
-            turn.first_token_seconds or 0.0,
-            time.perf_counter() - turn.started,
-            "" if turn.lines_up() else ", log-probs missing",
-            "" if recorded else ", NOT RECORDED",
+            f"turn {record.turn_id} session {record.session_id} by {record.source} {record.kind} "
+            f"({record.kind_reason}) parent {record.parent_id or '-'}: prompt "
+            f"{len(record.prompt_ids)} ({turn.cached_tokens} cached, {tokens}) reply {replied} "
+            f"{record.finish_reason}, first token {turn.first_token_seconds or 0.0:.3f} s, "
+            f"total {time.perf_counter() - turn.started:.3f} s"
+            f"{'' if len(turn.logprobs) == replied else ', log-probs missing'}"
+            f"{'' if recorded else ', NOT RECORDED'}"
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _spawn(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("background work failed: %s", type(error).__name__)
-
-
-def _view(request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> RequestView:
-    """What the session tracker reads of a request. `headers` have lower-case names."""
-    return RequestView(
-        messages=request.messages,
-        headers=headers,
-        owner=caller.owner,
-        hints=request.hints,
-        key_session=caller.key_session,
-        has_tools=bool(request.tools),
-    )
 
 
 def _load_model(config: Config) -> tuple[ChatTokenizer, ReplyFormat, str]:

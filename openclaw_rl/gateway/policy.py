@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import aiohttp
-
 from openclaw_rl.config import Config
 from openclaw_rl.engine.client import EngineClient, engine_api
 from openclaw_rl.engine.types import Adapter
@@ -34,7 +32,8 @@ class Policy:
         self._fixed = config.engine.url.rstrip("/") or None
         self._journal = journal
         self._endpoint: Endpoint | None = None
-        self._api = engine_api(None)
+        self.api = engine_api(None)
+        """How to speak to it, as the host found that one can."""
 
     def url(self) -> str | None:
         """The address, or None before any host has published one."""
@@ -63,22 +62,11 @@ class Policy:
         key = self._told.get("key")
         return key if isinstance(key, str) else None
 
-    def client(self, http: aiohttp.ClientSession, wait_seconds: float) -> EngineClient:
-        """A client that speaks to it as the host found that it can."""
-        return EngineClient(
-            lambda: self._api,
-            self.url,
-            http,
-            adapter=self.adapter,
-            key=self.key,
-            wait_seconds=wait_seconds,
-        )
-
     async def look(self) -> None:
         """Read the journal. An unreadable journal leaves the last address."""
         with contextlib.suppress(OpenClawRLError):
             self._endpoint = await self._journal.read(Journal.endpoint, "policy")
-            self._api = engine_api(self._told.get("engine"), self._told.get("abilities", {}))
+            self.api = engine_api(self._told.get("engine"), self._told.get("abilities", {}))
 
     async def follow(self, engine: EngineClient, url: str, about: Mapping[str, Any]) -> None:
         """Look again and again, until cancelled. Where weights are adapters, say which ones
@@ -97,10 +85,8 @@ class Policy:
                         said = using
                 failed = ""
             except Exception as error:  # ended by it, no new engine or version would ever be found
-                kind = type(error).__name__
-                if kind != failed:  # once, not at every look
-                    log.error("looking for the engine failed (%s); it is tried again", kind)
-                failed = kind
+                if failed != (failed := type(error).__name__):  # once, not at every look
+                    log.error("looking for the engine failed (%s); it is tried again", failed)
 
     @property
     def _told(self) -> Mapping[str, Any]:

@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 from cachetools import LRUCache
@@ -44,21 +43,6 @@ tokenizer lets other threads run."""
 
 _OVERHEAD_BYTES = 500
 """Python's objects around one entry, roughly; keeps tiny ones from being counted as free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What is served: `messages` with the recorded replies put back, and their exact tokens.
-
-    `shares_tokens`: `ids` begins with the parent's prompt and output, token for token.
-    """
-
-    messages: tuple[Message, ...]
-    ids: array[int]
-    shares_tokens: bool
-    rendered_len: int
-    rendered_sha: str
-    in_reasoning: bool
 
 
 class Prompts:
@@ -90,13 +74,20 @@ class Prompts:
         """About what they take there."""
         return self._tokens.currsize + self._replies.currsize
 
-    async def build(
-        self, request: ChatRequest, placement: Placement, size: int, limit: int | None = None
-    ) -> Prompt:
-        """The prompt of `request`; `size` is about its length in characters.
+    async def fill(
+        self,
+        record: Turn,
+        request: ChatRequest,
+        placement: Placement,
+        size: int,
+        limit: int | None = None,
+    ) -> bool:
+        """Put into `record` what is served: the messages with the recorded replies put back, and
+        their exact tokens. Whether the reply begins inside `<think>`.
 
-        Raises `EngineRefused` (400) for messages that the template refuses, and `WireError` for a
-        prompt that cannot but have `limit` tokens or more: it is not tokenised to know how many.
+        `size` is about the request's length in characters. Raises `EngineRefused` (400) for
+        messages that the template refuses, and `WireError` for a prompt that cannot but have
+        `limit` tokens or more: it is not tokenised to know how many.
         """
         parent, replies = await self._recall(placement)
         messages = list[Message](request.messages)
@@ -106,14 +97,18 @@ class Prompts:
         text, known_ids = work() if size <= INLINE_CHARS else await self._in_thread(work)
         if limit is not None and (fewest := len(text) // CHARACTERS_A_TOKEN) >= limit:
             raise prompt_too_long(fewest, limit)
-        return Prompt(
-            messages=tuple(messages),
-            ids=array("i", await self._encode(text)) if known_ids is None else known_ids,
-            shares_tokens=known_ids is not None,
-            rendered_len=len(text),
-            rendered_sha=text_sha(text),
-            in_reasoning=opens_reasoning(text),
-        )
+        if known_ids is not None:
+            record.prompt_ids = known_ids
+        elif len(text) <= ENCODE_INLINE_CHARS:
+            record.prompt_ids = array("i", self._tokenizer.encode(text))
+        else:
+            encode = functools.partial(self._tokenizer.encode, text)
+            record.prompt_ids = array("i", await self._in_thread(encode))
+        record.shares_tokens = known_ids is not None
+        record.messages, record.tools = tuple(messages), request.tools
+        record.template_kwargs = request.template_kwargs
+        record.rendered_len, record.rendered_sha = len(text), text_sha(text)
+        return _opens_reasoning(text)
 
     def remember(self, turn: Turn) -> KnownPrompt:
         """Keep what the next turn needs of this one. Its own parent's tokens may go, as they are
@@ -132,24 +127,21 @@ class Prompts:
     async def _recall(self, placement: Placement) -> tuple[KnownPrompt | None, dict[str, Message]]:
         """The tokens of the parent, and the replies in the request's history by their turns."""
         parent_id, known = placement.parent_id, placement.known_replies
-        parent = self._tokens.get(parent_id) if parent_id is not None else None
-        read: dict[str, Message] = {}
-        if parent_id is not None and parent is None:
-            for row in await self._load([parent_id]):
-                parent = self.remember(row)
-                read[parent_id] = row.reply
-                if len(row.messages) + 1 == placement.matched:  # the same, message by message
-                    read |= {
-                        turn_id: row.messages[index]
-                        for index, turn_id in known.items()
-                        if index < len(row.messages)
-                    }
+        parent = self._tokens.get(parent_id or "")
         replies = {id_: self._replies[id_] for id_ in known.values() if id_ in self._replies}
-        missing = known.values() - read.keys() - replies.keys()
-        read |= {row.turn_id: row.reply for row in await self._load(sorted(missing))}
-        for turn_id in read.keys() - replies.keys():
-            self._keep_reply(turn_id, read[turn_id])
-        return parent, read | replies
+        if parent_id is not None and parent is None:
+            for turn in await self._load([parent_id]):
+                parent = self.remember(turn)
+                replies[parent_id] = turn.reply
+                if len(turn.messages) + 1 == placement.matched:  # the same, message by message
+                    for index, turn_id in known.items():
+                        if index < len(turn.messages):
+                            replies.setdefault(turn_id, turn.messages[index])
+        for turn in await self._load(sorted(known.values() - replies.keys())):
+            replies[turn.turn_id] = turn.reply
+        for turn_id in replies.keys() - self._replies.keys():
+            self._keep_reply(turn_id, replies[turn_id])
+        return parent, replies
 
     async def _load(self, turn_ids: Sequence[str]) -> list[Turn]:
         """Turns from the journal; unknown ones are left out."""
@@ -174,21 +166,15 @@ class Prompts:
         meaning = functools.partial(
             self._format.meaning,
             tools=request.tools,
-            in_reasoning=opens_reasoning(text[: parent.rendered_len]),
+            in_reasoning=_opens_reasoning(text[: parent.rendered_len]),
         )
         return text, self._tokenizer.continue_prompt(parent, text, meaning)
-
-    async def _encode(self, text: str) -> list[int]:
-        if len(text) <= ENCODE_INLINE_CHARS:
-            return self._tokenizer.encode(text)
-        return await self._in_thread(functools.partial(self._tokenizer.encode, text))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-def opens_reasoning(prompt: str) -> bool:
-    """Whether the reply to this prompt begins inside `<think>`."""
+def _opens_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(THINK)
 
 
@@ -197,7 +183,4 @@ def _token_bytes(known: KnownPrompt) -> int:
 
 
 def _message_bytes(message: Message) -> int:
-    size = sum(len(value) for value in message.values() if isinstance(value, str))
-    for call in message.get("tool_calls") or ():
-        size += 100 + len(str(call.get("function", {}).get("arguments", "")))
-    return _OVERHEAD_BYTES + size
+    return _OVERHEAD_BYTES + len(str(message))

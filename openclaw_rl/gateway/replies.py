@@ -1,90 +1,222 @@
-"""What goes back to an HTTP client: a reply token by token or whole, or an error in its dialect.
+"""One reply on its way from the engine to the client: the record that it fills, and what is shown.
 
-Guarantees: an error before the first byte is an HTTP status, later it is an error event; a stream
-is never silent for longer than the keep-alive time, also while the engine is away. Nothing here
-repeats conversation text into a log; an unexpected exception is logged by type and place only,
-because its message may hold some.
+Guarantees: the ids that the engine sampled are kept in order, apart from what is shown, which is
+never tokenised again. A stream begins with the first token or keep-alive and is never silent for
+longer than the keep-alive time, also while the engine is away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
-import logging
-import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 from urllib.parse import quote
 
 from aiohttp import web
 
-from openclaw_rl.errors import (
-    ContextOverflow,
-    EngineError,
-    EngineRefused,
-    EngineUnavailable,
-    JournalError,
-)
-from openclaw_rl.gateway.core import ClientGone
-from openclaw_rl.gateway.turn import OpenTurn, Shown
-from openclaw_rl.wire.dialect import Dialect, TokenLogprob
-from openclaw_rl.wire.errors import (
-    WireError,
-    body_too_large,
-    internal,
-    invalid,
-    prompt_too_long,
-    unavailable,
-)
-from openclaw_rl.wire.reply import ReplyEvent
+from openclaw_rl.engine.chat import ChatTokenizer, TextStream
+from openclaw_rl.engine.types import Delta, Finish
+from openclaw_rl.session.tracker import Placement
+from openclaw_rl.types import Message, TopK, Turn
+from openclaw_rl.wire.dialect import Dialect, Ending, Head, TokenLogprob, Usage
+from openclaw_rl.wire.errors import WireError
+from openclaw_rl.wire.reply import END_THINK, ReplyEvent, ReplyParser
+from openclaw_rl.wire.request import ChatRequest
 
-log = logging.getLogger("openclaw_rl.gateway")
-
-RETRY_AFTER = {429: "1", 503: "5"}
-"""Seconds after which trying again makes sense."""
+Shown = tuple[list[ReplyEvent], list[TokenLogprob] | None]
+"""What a client may see of a delta: events, and log-probs where it asked for them."""
 
 _PRINTABLE = "".join(map(chr, range(33, 127))).replace("%", "")
 
 
-async def pace(
-    due: Callable[[], float],
-    send: Callable[[], Awaitable[object]],
-    *,
-    clock: Callable[[], float],
-    sleep: Callable[[float], Awaitable[object]],
-) -> NoReturn:
-    """Call `send` whenever `due()` has come, for ever; both `due` and `clock` are in seconds.
+class ClientGone(Exception):
+    """The client closed its connection."""
 
-    `due` is asked again after each sleep: what was sent meanwhile puts it off.
+
+class StopCut:
+    """Cuts a streamed text at the first stop string: neither it nor the beginning of one is shown.
+
+    `matched` is the stop string that was met; its tokens were sampled and stay in the record.
     """
-    while True:
-        rest = due() - clock()
-        if rest > 0:
-            await sleep(rest)
-        else:
-            await send()
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The part of all text so far that is new and certain to come before any stop string."""
+        if not self._stops:
+            return text
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        met = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if met:
+            end, self.matched = min(met)
+            self._held = ""
+            return text[:end]
+        held = max(n for s in self._stops for n in range(len(s)) if text.endswith(s[:n]))
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """What was held back in case a stop string followed."""
+        held, self._held = self._held, ""
+        return held
+
+
+@dataclass(slots=True)
+class OpenTurn:
+    """A turn until it is recorded. `record` is what was known of it when it began, at `started` of
+    `time.perf_counter`; `top_k` candidates of each token are kept for training."""
+
+    request: ChatRequest
+    placement: Placement
+    record: Turn
+    head: Head
+    tokenizer: ChatTokenizer
+    parser: ReplyParser
+    top_k: int
+    started: float
+    text: TextStream = field(init=False)
+    stops: StopCut = field(init=False)
+    first_token_seconds: float | None = None
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    candidate_ids: list[Sequence[int]] = field(default_factory=list)
+    candidate_log_probs: list[Sequence[float]] = field(default_factory=list)
+    finish: Finish | None = None
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.text = self.tokenizer.stream()
+        self.stops = StopCut(_stop_strings(self.record.sampling))
+        if self.record.kind != "main":
+            self.top_k = 0  # side turns are never trained
+
+    def take(self, delta: Delta) -> Shown:
+        """Add what the engine sent; returns what the client may see of it by now."""
+        self.output_ids += delta.ids
+        self.versions += [delta.version] * len(delta.ids)
+        self.logprobs += delta.logprobs or ()  # nothing is padded: the journal drops such a turn
+        if self.top_k and delta.top:
+            # Token by token: at the end of a long reply it would hold up everybody's.
+            kept = TopK.of_candidates(delta.top, self.top_k)
+            self.candidate_ids += kept.ids
+            self.candidate_log_probs += kept.log_probs
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        text = self.stops.push(self.text.push(delta.ids))
+        events = self.parser.feed(text) if text else []
+        if delta.finish is not None:
+            self.finish = delta.finish
+            events += self.parser.feed(self.stops.push(self.text.finish()) + self.stops.finish())
+            events += self.parser.finish()
+        return events, self._token_logprobs(delta) if self.request.logprobs else None
+
+    def complete(self, reply: Message, node_hash: str, drop_reason: str | None) -> Turn:
+        """Make `record` that of the whole turn; returns it."""
+        self.record = record = dataclasses.replace(
+            self.record,
+            output_ids=self.output_ids,
+            output_logprobs=self.logprobs,
+            output_versions=self.versions,
+            reply=reply,
+            node_hash=node_hash,
+            topk=TopK(self.candidate_ids, self.candidate_log_probs) if self.top_k else None,
+            drop_reason=drop_reason,
+        )
+        record.finish_reason = self.finish_reason
+        record.truncated = record.finish_reason == "length"
+        return record
+
+    @property
+    def asked_candidates(self) -> int:
+        """Candidates of each token to ask the engine for, for the client and for the record."""
+        return max(self.request.top_logprobs if self.request.logprobs else 0, self.top_k)
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
+        """OpenAI's word for the end of a complete reply."""
+        if self.finish is not None and self.finish.type == "length":
+            return "length"
+        return "tool_calls" if self.record.reply.get("tool_calls") else "stop"
+
+    @property
+    def usage(self) -> Usage:
+        """The true counts so far; reasoning is counted when the reply is complete."""
+        prompt, reply, reasoning = len(self.record.prompt_ids), self.record.reply, 0
+        if reply.get("reasoning_content"):
+            end = self.tokenizer.added_tokens.get(END_THINK)
+            if end in self.output_ids:
+                reasoning = self.output_ids.index(end) + 1
+            elif not (reply.get("content") or reply.get("tool_calls")):
+                reasoning = len(self.output_ids)
+            # Else it was ended by several tokens: not to be told apart, so not claimed.
+        return Usage(prompt, len(self.output_ids), min(self.cached_tokens, prompt), reasoning)
+
+    @property
+    def ending(self) -> Ending:
+        """How the finished reply ended, for any dialect."""
+        sampling, matched = self.record.sampling, self.stops.matched
+        if matched is None and self.finish and self.finish.matched in _stop_strings(sampling):
+            matched = str(self.finish.matched)
+        asked = self.request.max_tokens
+        return Ending(
+            reason=self.finish_reason,
+            usage=self.usage,
+            stop_sequence=matched,
+            context_full=asked is not None and sampling["max_new_tokens"] < asked,
+        )
+
+    def _token_logprobs(self, delta: Delta) -> list[TokenLogprob]:
+        """What the engine said about each new token, with as many candidates for its place as the
+        client wants; nothing where it said nothing."""
+        count, decode = len(delta.ids), self.tokenizer.decode
+        if delta.logprobs is None or len(delta.logprobs) != count:
+            return []
+        tops = delta.top if delta.top and len(delta.top) == count else [[]] * count
+        return [
+            TokenLogprob(
+                decode([token]),
+                logprob,
+                top=[
+                    TokenLogprob(decode([other]), value)
+                    for value, other in top[: self.request.top_logprobs]
+                ],
+            )
+            for token, logprob, top in zip(delta.ids, delta.logprobs, tops, strict=True)
+        ]
 
 
 class StreamedReply:
-    """Writes one reply as it is made. The response starts with the first token, or with the first
-    keep-alive chunk; until then an error can still be a plain response."""
+    """Writes one reply as it is made. Until `began`, an error can still be a plain response."""
 
     def __init__(
         self, http: web.Request, turn: OpenTurn, dialect: Dialect, keepalive_seconds: float
     ) -> None:
         self._http = http
-        self._turn = turn
+        self.turn = turn
         self._dialect = dialect
         self._keepalive_seconds = keepalive_seconds
         self._stream = dialect.stream(turn.head)
         self._clock = asyncio.get_running_loop().time
         self._last_write = self._clock()
-        self._starting = asyncio.Lock()
-        self.response: web.StreamResponse | None = None
+        self._writing = asyncio.Lock()
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def began(self) -> bool:
+        """Whether anything was sent."""
+        return self._response is not None
 
     async def show(self, shown: Shown) -> None:
-        """Send what became visible, in one write."""
+        """Send what became visible, in one write. Raises `ClientGone`."""
         events, tokens = shown
         data = b""
         for event in events:
@@ -92,58 +224,47 @@ class StreamedReply:
             tokens = None if tokens is None else []
         if tokens:
             data += self._stream.logprobs(tokens)
-        if data or self.response is None:
+        if data or not self.began:
             await self._send(data)
 
-    async def finish(self) -> web.StreamResponse:
-        """Send the end: how the reply ended, and the counts."""
-        return await self._end(self._stream.end(self._turn.ending))
-
-    async def fail(self, error: WireError) -> web.StreamResponse:
-        """End a stream that has begun with an error event."""
-        return await self._end(self._stream.fail(error))
+    async def end(self, error: WireError | None = None) -> web.StreamResponse:
+        """Send how the reply ended and the counts, or the error that broke it."""
+        data = self._stream.end(self.turn.ending) if error is None else self._stream.fail(error)
+        return await self._send(data, last=True)
 
     async def keep_alive(self) -> None:
-        """Runs beside the reply until cancelled."""
+        """Runs beside the reply until cancelled; what is sent meanwhile puts the next one off."""
         with contextlib.suppress(ClientGone):  # the reply's own task finds out by itself
-            await pace(
-                lambda: self._last_write + self._keepalive_seconds,
-                lambda: self._send(self._stream.keepalive()),
-                clock=self._clock,
-                sleep=asyncio.sleep,
-            )
+            while True:
+                rest = self._last_write + self._keepalive_seconds - self._clock()
+                if rest > 0:
+                    await asyncio.sleep(rest)
+                else:
+                    await self._send(self._stream.keepalive())
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, data: bytes, last: bool = False) -> web.StreamResponse:
         self._last_write = self._clock()
         try:
-            response = self.response
-            if response is None or not response.prepared:
-                async with self._starting:  # the keep-alive and the first token may come together
-                    if self.response is None:
-                        data = self._stream.start(self._turn.usage) + data
-                        self.response = web.StreamResponse(
-                            headers={
-                                "Content-Type": "text/event-stream; charset=utf-8",
-                                "Cache-Control": "no-cache",
-                                "X-Accel-Buffering": "no",  # reverse proxies would hold tokens back
-                                **_headers(self._turn, self._dialect),
-                            }
-                        )
-                        await self.response.prepare(self._http)
-                    response = self.response
-            if data:
-                await response.write(data)
+            async with self._writing:  # the keep-alive and the first token may come together
+                response = self._response
+                if response is None:
+                    data = self._stream.start(self.turn.usage) + data
+                    response = self._response = web.StreamResponse(
+                        headers={
+                            "Content-Type": "text/event-stream; charset=utf-8",
+                            "Cache-Control": "no-cache",
+                            "X-Accel-Buffering": "no",  # reverse proxies would hold tokens back
+                            **_headers(self.turn, self._dialect),
+                        }
+                    )
+                    await response.prepare(self._http)
+                if last:
+                    await response.write_eof(data)
+                elif data:
+                    await response.write(data)
+                return response
         except ConnectionError as error:
             raise ClientGone from error
-
-    async def _end(self, data: bytes) -> web.StreamResponse:
-        await self._send(data)
-        assert self.response is not None
-        try:
-            await self.response.write_eof()
-        except ConnectionError as error:
-            raise ClientGone from error
-        return self.response
 
 
 def whole_reply(
@@ -162,63 +283,8 @@ def whole_reply(
     )
 
 
-def error_response(error: WireError, dialect: Dialect) -> web.Response:
-    """A plain response with the error object of `dialect`."""
-    headers = {"Retry-After": RETRY_AFTER[error.status]} if error.status in RETRY_AFTER else {}
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(
-        status=dialect.error_status(error),
-        body=json.dumps(dialect.error_body(error)).encode(),
-        content_type="application/json",
-        headers=headers,
-    )
-
-
-def to_wire(error: Exception) -> WireError:
-    """What the client is told about `error`: the one table of all that can go wrong."""
-    match error:
-        case WireError():
-            return error
-        case ContextOverflow():
-            return prompt_too_long(error.prompt_tokens, error.limit)
-        case EngineRefused():
-            status = error.status if 400 <= error.status < 500 else 400
-            return WireError(status, str(error), code="engine_refused")
-        case EngineUnavailable():
-            return unavailable(f"the engine is away: {error}")
-        case EngineError():
-            return WireError(502, str(error), type="server_error", code="engine_error")
-        case JournalError():
-            return WireError(503, str(error), type="server_error", code="journal_unavailable")
-        case web.HTTPRequestEntityTooLarge():
-            # aiohttp says it in words only: "Maximum request body size N exceeded, ..."
-            numbers = [int(word) for word in (error.text or "").split() if word.isdigit()]
-            return body_too_large(numbers[0] if numbers else 0)
-        case web.HTTPNotFound():
-            return WireError(
-                404,
-                "there is no such route; the API is at /v1 (POST /v1/chat/completions, "
-                "POST /v1/messages)",
-                code="not_found",
-            )
-        case web.HTTPMethodNotAllowed():
-            return WireError(405, "this route does not take this method", code="method_not_allowed")
-        case web.HTTPException():
-            return WireError(error.status, error.reason)
-        case web.RequestPayloadError():
-            return invalid(None, "the body cannot be read: it is not encoded as its headers say")
-        case RecursionError():
-            return invalid(None, "the request is nested too deeply")
-    frames = traceback.extract_tb(error.__traceback__)
-    where = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-6:]))
-    log.error("unexpected %s at %s", type(error).__name__, where)
-    return internal()
-
-
 def _headers(turn: OpenTurn, dialect: Dialect) -> dict[str, str]:
-    """Names of turn and session, how the session was recognised, and of what kind the turn is.
-    A session id may be any text, a header may not."""
+    """A session id may be any text, a header may not."""
     record = turn.record
     own = {dialect.id_header: f"req_{record.turn_id}"} if dialect.id_header else {}
     return {
@@ -228,3 +294,8 @@ def _headers(turn: OpenTurn, dialect: Dialect) -> dict[str, str]:
         "X-Turn-Type": record.kind,
         **own,
     }
+
+
+def _stop_strings(sampling: Mapping[str, Any]) -> Sequence[str]:
+    stop = sampling.get("stop") or ()
+    return [stop] if isinstance(stop, str) else list(stop)

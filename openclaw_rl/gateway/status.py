@@ -6,6 +6,7 @@ Labels are fixed words of ours (routes, states, reasons), so their number is bou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from prometheus_client import (
@@ -29,6 +30,9 @@ _SECONDS = (
 )  # fmt: skip
 """Bucket bounds: from the gateway's own share of a turn (milliseconds) to a long reply."""
 
+_STATES = ("waiting", "judging", "ready", "leased", "trained", "side")
+_MISMATCH = ("mean", "max", "truncated", "rollout")
+
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -36,50 +40,48 @@ class Metrics:
     """The gateway's counters and histograms since it started, and gauges as they are now."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.requests = self._counter("requests", "HTTP requests", "route", "status")
-        self.turns = self._counter("turns", "replies that were served whole", "kind")
-        self.unfinished = self._counter("unfinished_turns", "replies that broke off", "reason")
-        self.identity = self._counter("identity", "how sessions were recognised", "source")
-        self.continued = self._counter("continued_turns", "prompts behind a known turn", "tokens")
-        self.recalled = self._counter("recalled_turns", "turns read from the journal again")
-        self.prompt_tokens = self._counter("prompt_tokens", "tokens of prompts")
-        self.cached_tokens = self._counter("cached_tokens", "of them in the engine's cache")
-        self.completion_tokens = self._counter("completion_tokens", "tokens of replies")
-        self.engine_waits = self._counter("engine_waits", "requests that waited for the engine")
-        self.ignored_sampling = self._counter(
-            "ignored_sampling", "parameters of clients that were not followed", "name"
+        self._registry = registry = CollectorRegistry()
+        counter = partial(Counter, namespace="openclaw_rl", registry=registry)
+        seconds = partial(Histogram, namespace="openclaw_rl", registry=registry, buckets=_SECONDS)
+        self.requests = counter("requests", "HTTP requests", ["route", "status"])
+        self.turns = counter("turns", "replies that were served whole", ["kind"])
+        self.unfinished = counter("unfinished_turns", "replies that broke off", ["reason"])
+        self.identity = counter("identity", "how sessions were recognised", ["source"])
+        self.continued = counter("continued_turns", "prompts behind a known turn", ["tokens"])
+        self.recalled = counter("recalled_turns", "turns read from the journal again")
+        self.prompt_tokens = counter("prompt_tokens", "tokens of prompts")
+        self.cached_tokens = counter("cached_tokens", "of them in the engine's cache")
+        self.completion_tokens = counter("completion_tokens", "tokens of replies")
+        self.engine_waits = counter("engine_waits", "requests that waited for the engine")
+        self.ignored_sampling = counter(
+            "ignored_sampling", "parameters of clients that were not followed", ["name"]
         )
-        self.journal_failed = self._counter("journal_failed", "writes that the journal refused")
-        self.feedback = self._counter("feedback", "feedback that was taken")
-        self.ended_sessions = self._counter("ended_sessions", "sessions told to have ended")
-        self.prepare = self._histogram("prepare", "from the request to its prompt")
-        self.first_token = self._histogram("first_token", "from the request to the first token")
-        self.commit = self._histogram("commit", "for the journal to take a turn")
+        self.journal_failed = counter("journal_failed", "writes that the journal refused")
+        self.prepare = seconds("prepare_seconds", "from the request to its prompt")
+        self.first_token = seconds("first_token_seconds", "from the request to the first token")
+        self.commit = seconds("commit_seconds", "for the journal to take a turn")
 
-    def text(self, gauges: Mapping[str, float], by_label: Mapping[str, Mapping[str, float]]) -> str:
-        """Prometheus' text format. `by_label` has names as `journal_turns.state`."""
+    def text(
+        self, gauges: Mapping[str, float], counts: Outcomes | None, trainer: Mapping[str, Any]
+    ) -> str:
+        """Prometheus' text format, with `gauges` as they are now, the journal's turns by state and
+        reason, and how far engine and trainer were apart on the last batch, where known."""
         now = CollectorRegistry()
-        for name, value in gauges.items():
-            Gauge(name, name, namespace="openclaw_rl", registry=now).set(value)
-        for name, values in by_label.items():
-            name, _, label = name.partition(".")
-            gauge = Gauge(name, name, [label], namespace="openclaw_rl", registry=now)
-            for word, value in values.items():
-                gauge.labels(word).set(value)
+        gauge = partial(Gauge, namespace="openclaw_rl", registry=now)
+        mismatch = {f"mismatch_{name}": trainer.get(name) for name in _MISMATCH}
+        for name, value in {**gauges, **mismatch}.items():
+            if value is not None:
+                gauge(name, name).set(value)
+        if counts is not None:
+            states = {name: getattr(counts, name) for name in _STATES}
+            for name, label, values in (
+                ("journal_turns", "state", states),
+                ("journal_dropped", "reason", counts.dropped),
+            ):
+                labelled = gauge(name, name, [label])
+                for word, number in values.items():
+                    labelled.labels(word).set(number)
         return (generate_latest(self._registry) + generate_latest(now)).decode()
-
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(name, about, labels, namespace="openclaw_rl", registry=self._registry)
-
-    def _histogram(self, name: str, about: str) -> Histogram:
-        return Histogram(
-            f"{name}_seconds",
-            about,
-            namespace="openclaw_rl",
-            registry=self._registry,
-            buckets=_SECONDS,
-        )
 
 
 def warnings(counts: Outcomes | None, engine: EngineState, journal_ok: bool) -> Iterable[str]:
@@ -94,20 +96,3 @@ def warnings(counts: Outcomes | None, engine: EngineState, journal_ok: bool) -> 
         yield "no turn was bound as main: nothing will be trained (see docs/dialects.md)"
     elif counts is not None and counts.main >= BIND_AFTER and counts.unbound == counts.main:
         yield "no turn is bound to a conversation: nothing will be judged or trained"
-
-
-def journal_gauges(counts: Outcomes | None) -> dict[str, dict[str, float]]:
-    """Turns by state, and the dropped ones by reason."""
-    if counts is None:
-        return {}
-    states = ("waiting", "judging", "ready", "leased", "trained", "side")
-    return {
-        "journal_turns.state": {name: getattr(counts, name) for name in states},
-        "journal_dropped.reason": dict(counts.dropped),
-    }
-
-
-def mismatch_gauges(trainer: Mapping[str, Any]) -> dict[str, float]:
-    """How far engine and trainer were apart on the tokens of the last batch."""
-    names = ("mean", "max", "truncated", "rollout")
-    return {f"mismatch_{name}": trainer[name] for name in names if trainer.get(name) is not None}

@@ -60,6 +60,11 @@ class Head:
     request: ChatRequest
 
 
+def turn_of_reply(reply_id: str) -> str:
+    """The turn's id in the id of a reply of any dialect; a bare one stays as it is."""
+    return reply_id.removeprefix("chatcmpl-").removeprefix("msg_")
+
+
 class ReplyStream(Protocol):
     """Writes one streamed reply. Each method returns the bytes to send now."""
 

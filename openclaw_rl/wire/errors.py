@@ -84,9 +84,9 @@ def body_too_large(limit: int) -> WireError:
     )
 
 
-def unavailable(message: str) -> WireError:
-    """503: the engine is away; the same request may succeed later."""
-    return WireError(503, message, type="server_error", code="engine_unavailable")
+def unavailable(message: str, code: str = "engine_unavailable") -> WireError:
+    """503: the engine (or what `code` says) is away; the same request may succeed later."""
+    return WireError(503, message, type="server_error", code=code)
 
 
 def internal(message: str = "internal error") -> WireError:

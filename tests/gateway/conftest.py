@@ -80,6 +80,11 @@ class World:
             assert response.status == 200
             return await response.json()
 
+    async def metrics(self) -> str:
+        async with self.http.get(self.url + "/metrics") as response:
+            assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            return await response.text()
+
     async def waiting(self) -> int:
         """How many requests wait for the engine."""
         return int((await self.get("/healthz"))["requests"]["waiting_for_engine"])

@@ -112,8 +112,7 @@ async def test_what_is_said_of_another_engine_does_not_count_at_a_fixed_address(
 
 async def test_the_mismatch_of_the_last_batch_is_in_the_metrics(served: World) -> None:
     async def gauges() -> set[str]:
-        async with served.http.get(served.url + "/metrics") as response:
-            lines = (await response.text()).splitlines()
+        lines = (await served.metrics()).splitlines()
         return {line for line in lines if line.startswith("openclaw_rl_mismatch_")}
 
     assert await gauges() == set(), "nothing is known, so nothing is said"

@@ -198,8 +198,7 @@ async def test_case_18_memory_is_bounded_and_evicted_turns_are_kept(tmp_path, mo
         for number in range(1, 60):
             await said(served, "Hello.", [user(f"session {number}")],
                        extra_headers={"X-Session-Id": f"s{number}"})  # fmt: skip
-        async with served.http.get(served.url + "/metrics") as response:
-            lines = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines())
+        lines = dict(line.rsplit(" ", 1) for line in (await served.metrics()).splitlines())
         assert 0 < float(lines["openclaw_rl_known_bytes"]) <= 2 * limit
         assert float(lines["openclaw_rl_known_turns"]) < 60
         assert served.journal.outcomes().main == 60

@@ -54,14 +54,19 @@ async def test_a_retry_header_that_is_no_number(served, count):
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b'{"turn_id":"x","score":1' + b"0" * 400 + b"}", 400),
         (rb'{"turn_id":"\ud800","score":1}', 404),
         (rb'{"turn_id":"x\u0000","score":1}', 404),
+        (b'{"turn_id":"x","score":1' + b"0" * 400 + b"}", 400),
         (b'{"turn_id":"x","score":' + b"[" * 100_000, 400),
-        (b'{"turn_id":"x","score":NaN}', 400),
+        *((body, 400) for body in (
+            b"{", b"[]", b"{}", b'{"turn_id":"a"}', b'{"turn_id":"a","session_id":"b","score":1}',
+            b'{"turn_id":1,"score":1}', b'{"turn_id":"a","score":2}', b'{"turn_id":"a","text":3}',
+            b'{"turn_id":"a","score":true}', b'{"turn_id":"a","score":NaN}',
+            b'{"turn_id":"a","thumb":"sideways"}',
+        )),
     ],
-)
-async def test_feedback_of_odd_values_is_refused(served, body, status):
+)  # fmt: skip
+async def test_wrong_feedback_is_refused(served, body, status):
     assert (await served.post(body, "/v1/feedback"))[0] == status
 
 
@@ -162,18 +167,3 @@ async def test_errors_are_told_in_the_words_of_the_dialect(tmp_path, model):
         assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
         await served.engine.open_gate()
         assert (await asking)[0] == 200
-
-
-async def test_a_journal_and_log_without_a_word_of_a_refused_message(served, caplog):
-    caplog.set_level("DEBUG")
-    secret = "xylophone armadillo"
-    for body in (
-        {"max_tokens": 1, "messages": [{"role": secret, "content": secret}]},
-        {"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": secret}]}]},
-        {"max_tokens": secret, "messages": [{"role": "user", "content": secret}]},
-    ):
-        status, answer = await served.post(body, "/v1/messages")
-        assert status == 400
-        assert secret not in json.dumps(answer)
-    assert secret not in caplog.text
-    assert served.journal.outcomes().seen == 0

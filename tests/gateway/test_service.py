@@ -1,6 +1,7 @@
 """The service around the turns: keys, limits, errors, health, feedback, restart, shutdown."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -187,9 +188,7 @@ async def test_neither_logs_nor_metrics_nor_health_hold_conversation_text(served
     await served.chat([user(f"{SECRET_TEXT} question"), first.replay(), user(SECRET_TEXT)])
     await served.post({"messages": [{"role": SECRET_TEXT, "content": SECRET_TEXT}]})
     await served.post({"turn_id": first.turn_id, "text": SECRET_TEXT, "score": -1}, "/v1/feedback")
-    async with served.http.get(served.url + "/metrics") as response:
-        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        metrics = await response.text()
+    metrics = await served.metrics()
     health = json.dumps(await served.get("/healthz"))
     assert first.turn_id in caplog.text
     assert 'openclaw_rl_turns_total{kind="main"} 2' in metrics
@@ -224,8 +223,7 @@ async def test_a_client_decides_how_its_turns_are_sampled(served):
     assert served.engine.requests[0].sampling == sampling
 
 
-async def test_the_operator_may_decide_how_all_turns_are_sampled(tmp_path, model, caplog):
-    caplog.set_level("INFO", "openclaw_rl")
+async def test_the_operator_may_decide_how_all_turns_are_sampled(tmp_path, model):
     async with world(tmp_path, model, client_sampling="ignore", temperature=0.7) as served:
         for _ in range(2):
             await served.chat("hi", stream=True, **ASKED)
@@ -233,9 +231,7 @@ async def test_the_operator_may_decide_how_all_turns_are_sampled(tmp_path, model
         assert served.engine.requests[1].sampling == sampling
         del sampling["stop_token_ids"]
         assert sampling == {"temperature": 0.7, "stop": ["!"], "max_new_tokens": 9}
-        async with served.http.get(served.url + "/metrics") as response:
-            metrics = await response.text()
-    assert caplog.text.count("top_p, which is ignored") == 1
+        metrics = await served.metrics()
     assert 'openclaw_rl_ignored_sampling_total{name="top_p"} 2.0' in metrics
 
 
@@ -433,8 +429,10 @@ async def test_after_a_restart_the_replies_come_back_as_they_were_written(tmp_pa
         ]  # fmt: skip
 
 
-async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path, monkeypatch):
-    monkeypatch.setattr("openclaw_rl.gateway.app.SHUTDOWN_SECONDS", 10.0)
+@contextlib.asynccontextmanager
+async def stopping(served, tmp_path, monkeypatch, seconds):
+    """Another gateway whose reply is under way; gives its address, its stop, and its journal."""
+    monkeypatch.setattr("openclaw_rl.gateway.app.SHUTDOWN_SECONDS", seconds)
     config = served.config.model_copy(update={"data": DataConfig(path=str(tmp_path / "other"))})
     config.journal_path.parent.mkdir()
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -442,19 +440,22 @@ async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path, m
     served.engine.gated = True
     served.engine.say("to the very end")
     await served.engine.allow(1)
-    async with AsyncOpenAI(base_url=f"{await ready}/v1", api_key="-", max_retries=0) as client:
-        stream = await client.chat.completions.create(
-            model="tiny", messages=[user("hi")], stream=True
-        )
-        stop.set()
-        await refused(config, await ready)
-        await served.engine.open_gate()
-        text = ""
-        async for chunk in stream:
-            text += chunk.choices[0].delta.content or ""
-    assert text == "to the very end"
-    await running
-    with Journal.open(config.journal_path, create=False) as journal:
+    with Journal.open(config.journal_path) as journal:
+        yield await ready, stop, journal
+    await asyncio.wait_for(running, 10)
+
+
+async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path, monkeypatch):
+    async with stopping(served, tmp_path, monkeypatch, 10.0) as (url, stop, journal):
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
+            stream = await client.chat.completions.create(
+                model="tiny", messages=[user("hi")], stream=True
+            )
+            stop.set()
+            await refused(url)
+            await served.engine.open_gate()
+            text = "".join([c.choices[0].delta.content or "" async for c in stream])
+        assert text == "to the very end"
         assert journal.outcomes().main == 1
 
 
@@ -462,14 +463,6 @@ async def test_a_graceful_stop_lets_replies_under_way_finish(served, tmp_path, m
 async def test_a_reply_that_outlasts_the_stop_ends_with_an_error_that_says_so(
     served, tmp_path, monkeypatch, stream
 ):
-    monkeypatch.setattr("openclaw_rl.gateway.app.SHUTDOWN_SECONDS", 0.2)
-    config = served.config.model_copy(update={"data": DataConfig(path=str(tmp_path / "other"))})
-    config.journal_path.parent.mkdir()
-    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    running = asyncio.ensure_future(run(config, stop, on_ready=ready.set_result))
-    served.engine.gated = True
-    served.engine.say("never to the end")
-    await served.engine.allow(1)
     body = {"model": "tiny", "messages": [user("hi")], "stream": stream}
 
     async def ask():
@@ -479,27 +472,23 @@ async def test_a_reply_that_outlasts_the_stop_ends_with_an_error_that_says_so(
                 stop.set()
             return response.status, await response.text()
 
-    url = await ready
-    asking = asyncio.ensure_future(ask())
-    if not stream:
-        await eventually(lambda: served.engine.requests)
-        stop.set()
-    status, text = await asyncio.wait_for(asking, 10)
-    assert status == (200 if stream else 503)
-    assert '"code": "stopping"' in text or '"code":"stopping"' in text
-    await asyncio.wait_for(running, 10)
-    with Journal.open(config.journal_path, create=False) as journal:
+    async with stopping(served, tmp_path, monkeypatch, 0.2) as (url, stop, journal):
+        asking = asyncio.ensure_future(ask())
+        if not stream:
+            await served.engine.arrived(1)
+            stop.set()
+        status, text = await asyncio.wait_for(asking, 10)
+        assert status == (200 if stream else 503)
+        assert '"code":"stopping"' in text.replace(": ", ":")
         assert journal.outcomes().main == 0
 
 
-async def refused(config, url):
+async def refused(url):
     """Until nothing listens any more."""
 
     async def closed():
         try:
-            _, writer = await asyncio.open_connection(
-                config.gateway.host, int(url.rsplit(":", 1)[1])
-            )
+            _, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
         except ConnectionError:
             return True
         writer.close()

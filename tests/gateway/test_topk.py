@@ -59,6 +59,7 @@ async def test_a_client_gets_as_many_as_it_asked_for(keeping, stream, asked):
     turn = keeping.only_turn()
     assert [len(entry.top_logprobs) for entry in entries] == [asked] * len(turn.output_ids)
     assert keeping.engine.requests[0].body["top_logprobs_num"] == max(3, asked)
+    assert [entry.logprob for entry in entries] == turn.output_logprobs
     assert kept(turn) == expected(keeping.engine, turn, 3)
 
 
