@@ -167,7 +167,7 @@ class EngineConfig(_Section):
     """The engine that samples: the embedded one, or one at an address."""
 
     url: Address = _setting("", flag="--engine-url")
-    """address of an engine outside (default: the embedded one)"""
+    """address of an external engine (default: the embedded one)"""
     kind: Literal["auto", "vllm", "sglang"] = _setting("auto", flag="--engine")
     """what is at --engine-url: vllm or sglang, which gets our weights as adapters (auto: up and
     train ask it; serve by itself takes it for an engine or router that speaks SGLang's /generate,
@@ -225,7 +225,7 @@ class JudgeConfig(_Section):
     concurrency: PositiveInt = _setting(8, flag="--judge-concurrency")
     """turns judged at once"""
     min_hint_chars: NonNegativeInt = 10
-    """a hint of this length or less is none"""
+    """hints of this length or less do not count"""
     reward_key: str = ""
     """key of the score where the reward is a dict"""
 
@@ -280,7 +280,7 @@ class TrainConfig(_Section):
     """what the teacher is measured against: this forward, that before the step, the engine's"""
     tis_clip: float = _setting(-1.0, ge=-1)
     """upper bound of the weights that correct a token for the difference between engine and trainer
-    (0: no such weights; -1: 2 beside an outside engine, else none)"""
+    (0: no such weights; -1: 2 with an external engine, else none)"""
     eps_clip: NonNegativeFloat = 0.2
     """lower clip of the ratio"""
     eps_clip_high: NonNegativeFloat = 0.28
@@ -321,7 +321,7 @@ class TrainConfig(_Section):
     num_rollout: NonNegativeInt = 0
     """stop training after so many batches in all (0: never); serving goes on"""
     device: str = _setting("", flag="--train-device")
-    """device of the trainer beside an outside engine (default: as --device)"""
+    """device of the trainer with an external engine (default: as --device)"""
     threads: NonNegativeInt = _setting(0, flag="--train-threads")
     """CPU threads of the trainer (0: half of the cores)"""
     seed: int = 0
@@ -439,7 +439,7 @@ class Config(_Section):
                 "OPENCLAW_RL_API_KEY must not contain ':' (KEY:SESSION names a session)"
             )
         if train.opd_top_k and train.method == "rl":
-            raise ConfigError("--opd-top-k distils from hints, which --method rl does not ask for")
+            raise ConfigError("--opd-top-k distils from hints, and --method rl asks for none")
         if train.opd_hints > 1 and not train.opd_top_k:
             raise ConfigError("--opd-hints above 1 needs --opd-top-k to choose by candidates")
         if -1 < train.tis_clip < 0:
@@ -512,7 +512,7 @@ def add_flags(
         shown = listed is None or section in listed
         about = (type(field.default).__doc__ or "").splitlines()[0]
         if keys := [setting.env or "" for setting in items if not setting.flag]:
-            about += f" Keys are no flags, but environment: {', '.join(keys)}."
+            about += f" Keys come from the environment, not from flags: {', '.join(keys)}."
         group = parser.add_argument_group(f"[{section}]", about) if shown else parser
         for setting in items:
             if setting.flag is None:
@@ -607,7 +607,7 @@ def _one_line(
     first = error.errors()[0]
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{origin(name)}: there is no such setting{_similar(name, kind)}")
+        return ConfigError(f"{origin(name)}: no such setting{_similar(name, kind)}")
     words = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
     words = re.sub(r", (unable|got) .*", "", words)
     if first["type"] != "value_error":  # those of this module, about keys and addresses

@@ -98,7 +98,7 @@ def load_hook(path: str, *, default_name: str, flag: str) -> Callable[..., Any]:
 
 def _load_file(path: Path, flag: str) -> ModuleType:
     if not path.is_file():
-        raise HookError(f"{flag}: there is no file {path}")
+        raise HookError(f"{flag}: no such file: {path}")
     resolved = path.resolve()
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
     name = f"openclaw_rl_hook_{resolved.stem}_{digest}"

@@ -47,7 +47,7 @@ class TopK:
         if not len(rows) == len(values) == tokens:
             raise ValueError(f"{len(rows)} and {len(values)} rows for {tokens} tokens")
         if len({*map(len, rows), *map(len, values)}) > 1:
-            raise ValueError("rows of several widths")
+            raise ValueError("rows of different widths")
         for row, value in zip(rows, values, strict=True):
             for at, known in enumerate(value):
                 if math.isnan(known) or row[at] < 0:
@@ -95,7 +95,7 @@ def _id(value: Any) -> int:
         return NO_ID
     number = int(value)
     if number != value or number >= 2**31:
-        raise ValueError("a candidate's id is no token id")
+        raise ValueError("a candidate's id is not a token id")
     return max(number, NO_ID)
 
 

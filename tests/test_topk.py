@@ -34,11 +34,11 @@ def test_candidates_are_cut_and_filled_up_to_k():
     [
         ([[1]], [[-1.0]], "1 and 1 rows for 2 tokens"),
         ([[1], [2]], [[-1.0]], "2 and 1 rows"),
-        ([[1], [2, 3]], [[-1.0], [-1.0, -2.0]], "several widths"),
-        ([[1], [2]], [[-1.0], [-1.0, -2.0]], "several widths"),
+        ([[1], [2, 3]], [[-1.0], [-1.0, -2.0]], "different widths"),
+        ([[1], [2]], [[-1.0], [-1.0, -2.0]], "different widths"),
         ([[1, 1], [2, 3]], [[-1.0, -1.0], [-1.0, -1.0]], "twice"),
         ([[1], [2]], [[0.3], [0.7]], "above 0"),
-        ([[2**31], [2]], [[-1.0], [-1.0]], "no token id"),
+        ([[2**31], [2]], [[-1.0], [-1.0]], "not a token id"),
     ],
 )
 def test_what_cannot_be_right_is_refused(ids, values, said):

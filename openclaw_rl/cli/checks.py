@@ -40,9 +40,9 @@ def check_model(config: Config) -> None:
         raise ConfigError("no model: give --model FOLDER (or MODEL_PATH), a Hugging Face folder")
     path = Path(config.model.path).expanduser()
     if not path.is_dir():
-        raise ConfigError(f"--model: there is no folder {path}")
+        raise ConfigError(f"--model: no such folder: {path}")
     if not (path / "config.json").is_file():
-        raise ConfigError(f"--model: {path} has no config.json, so it is no Hugging Face model")
+        raise ConfigError(f"--model: {path} has no config.json, so it is not a Hugging Face model")
 
 
 def check_data(config: Config) -> None:
@@ -94,8 +94,8 @@ def check_engine_address(config: Config) -> None:
     # Not by binding: that fails as well while old connections to an engine linger.
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
         raise ConfigError(
-            f"--engine-cmd: something listens at {config.engine.url} already: stop it, or leave "
-            "--engine-cmd away to use what runs there"
+            f"--engine-cmd: something listens at {config.engine.url} already: stop it, or omit "
+            "--engine-cmd to use what runs there"
         )
 
 
@@ -140,7 +140,7 @@ def check_engine(config: Config) -> None:
             (config.train.device, "--train-device"),
         ):
             if value:
-                raise ConfigError(f"{flag} belongs to an engine outside: give its --engine-url")
+                raise ConfigError(f"{flag} is for an external engine: set --engine-url")
         return
     with contextlib.suppress(EngineUnavailable):
         asyncio.run(_ask_engine(config))

@@ -13,7 +13,7 @@ from openclaw_rl.openclaw.connect import OpenClaw, plan_connect, plan_undo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that are no settings."""
     parser.add_argument("--yes", action="store_true", help="make the change, not only show it")
-    parser.add_argument("--undo", action="store_true", help="take the connection back")
+    parser.add_argument("--undo", action="store_true", help="undo the connection")
     parser.add_argument(
         "--keep-model", action="store_true", help="leave the agents' default model as it is"
     )

@@ -79,8 +79,8 @@ def served_at(url: str, config: Config) -> Served:
     gateway, model = config.gateway, config.model
     if not gateway.context_length or not (model.served_name or model.path):
         raise ConfigError(
-            f"no gateway of ours answers at {url} with this key: start it (openclaw-rl up), set "
-            "OPENCLAW_RL_API_KEY to its key, or give --served-name and --context-length"
+            f"no openclaw-rl gateway answers at {url} with this key: start it (openclaw-rl up), "
+            "set OPENCLAW_RL_API_KEY to its key, or give --served-name and --context-length"
         )
     longest = min(gateway.max_tokens, gateway.context_length)
     return Served(f"{url}/v1", config.served_name, gateway.context_length, longest, gateway.api_key)
@@ -183,7 +183,7 @@ def _gateway(config: Config, client: GatewayClient, served: Served | None) -> It
         return
     engine = get(health.body, "engine", "state")
     if engine is None:
-        words = f"what answers at {client.url} is no gateway of ours"
+        words = f"what answers at {client.url} is not an openclaw-rl gateway"
         yield Finding("fail", "port", words, "choose another --port")
         return
     if served is None:
@@ -230,7 +230,7 @@ def _openclaw(environ: Mapping[str, str], served: Served | None) -> Iterator[Fin
     try:
         _ = openclaw.release
     except ConfigError:
-        words = f"no telling its version: neither the PATH nor {openclaw.config_path} has it"
+        words = f"its version is unknown: neither the PATH nor {openclaw.config_path} has it"
         yield Finding("warn", "openclaw", words, "put the command `openclaw` on the PATH")
         return
     words = f"{openclaw.version}, {openclaw.config_path}"
@@ -285,4 +285,6 @@ def _probe(reply: Answer | None) -> Iterator[Finding]:
     if (source, kind) == ("header:x-session-id", "side"):
         yield Finding("ok", "probe", words)
     else:
-        yield Finding("fail", "probe", words, "something on the way takes the headers away")
+        yield Finding(
+            "fail", "probe", words, "something between client and gateway removes the headers"
+        )

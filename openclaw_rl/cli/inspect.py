@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "id", nargs="?", help="a session's or a turn's id (default: list the sessions)"
     )
     parser.add_argument("--text", action="store_true", help="also print what was said")
-    parser.add_argument("--limit", type=int, default=50, help="so many sessions (default 50)")
+    parser.add_argument(
+        "--limit", type=int, default=50, help="number of sessions to list (default 50)"
+    )
 
 
 def run(config: Config, options: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
 def _purge(journal: Journal, options: argparse.Namespace) -> int:
     days = options.older_than_days
     if options.session is None and options.owner is None and days is None:
-        raise ConfigError("purge: say what: --session, --owner or --older-than-days")
+        raise ConfigError("purge: say what to delete: --session, --owner or --older-than-days")
     if days is not None and not days >= 0:
         raise ConfigError("purge: --older-than-days must be at least 0")
     before = None if days is None else time.time() - days * 86400

@@ -145,7 +145,7 @@ def _warnings(status: dict[str, Any]) -> list[str]:
             "engine gives no top_logprobs"
         )
     if status["refused_adapter"]:
-        found.append(f"the engine did not take an adapter, so an older one is served: "
+        found.append(f"the engine refused an adapter, so an older one is served: "
                      f"{status['refused_adapter']}")  # fmt: skip
     foreign = status["dropped"].get("sampling", 0)
     if foreign >= _MANY and 2 * foreign > status["main"]:

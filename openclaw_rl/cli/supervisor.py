@@ -71,7 +71,7 @@ def guarded(name: str, command: str) -> Loop:
     if not words or shutil.which(words[0]) is None:
         program = words[0] if words else ""
         fix = "; before the program write env NAME=VALUE" if "=" in program else ""
-        raise ConfigError(f"--engine-cmd: there is no program {program}{fix}")
+        raise ConfigError(f"--engine-cmd: no such program: {program}{fix}")
     # vLLM loads adapters while it serves only where this is set; others do not look at it.
     return Loop(
         name,
@@ -191,7 +191,7 @@ async def _run_once(
     try:
         await asyncio.wait_for(reading, REST_SECONDS)
     except TimeoutError:
-        emit(f"[up] {loop.name} has ended, but something that it started lives on")
+        emit(f"[up] {loop.name} has ended, but a process that it started is still running")
     return code
 
 

@@ -245,7 +245,7 @@ class EngineClient:
         EngineUnavailable, and EngineRefused where it has no such list, or refuses our key."""
         status, body = await self._transport.ask("GET", "/v1/models") or (503, b"")
         if status == 404:
-            raise EngineRefused(404, "the engine knows no /v1/models")
+            raise EngineRefused(404, "the engine does not know /v1/models")
         if status in (401, 403):
             raise EngineRefused(status, "the engine refuses our key (ENGINE_API_KEY)")
         try:

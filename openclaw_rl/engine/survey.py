@@ -80,7 +80,7 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
                 await _check_adapters(engine)
             return Survey(kind, abilities, info)
     except TimeoutError:
-        raise EngineUnavailable("it answers, but gives no token") from None
+        raise EngineUnavailable("it answers, but generates no token") from None
     except EngineUnavailable:
         raise
     except EngineError as error:  # a refusal, or answers that we cannot read (an old vLLM)
@@ -95,7 +95,7 @@ async def _kind(said: str, url: str, http: aiohttp.ClientSession) -> str:
     if said == "auto" and found is None:
         raise ConfigError(
             f"--engine-url {url}: what answers there does not say that it is "
-            f"{' or '.join(KINDS)}; say it yourself: --engine {'|'.join(KINDS)}"
+            f"{' or '.join(KINDS)}; name it: --engine {'|'.join(KINDS)}"
         )
     if said != "auto" and found not in (None, said):
         raise ConfigError(f"--engine {said}: what answers at {url} is {found}")

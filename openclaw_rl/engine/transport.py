@@ -124,7 +124,7 @@ class Transport:
         try:
             data = orjson.dumps(body)
         except TypeError:  # what a client of ours put into its sampling parameters
-            raise EngineRefused(400, "a parameter is no JSON that an engine takes") from None
+            raise EngineRefused(400, "a parameter cannot be sent as JSON") from None
         headers = {"Content-Type": "application/json", **self._authorization()}
         if routing_key is not None:
             headers["X-SMG-Routing-Key"] = routing_key
@@ -230,9 +230,9 @@ def read_event(payload: bytes, prompt_tokens: int) -> dict[str, Any]:
     try:
         event = orjson.loads(payload)
     except ValueError:
-        raise EngineError("the engine sent an event that is no JSON") from None
+        raise EngineError("the engine sent an event that is not JSON") from None
     if not isinstance(event, dict):
-        raise EngineError("the engine sent an event that is no JSON object")
+        raise EngineError("the engine sent an event that is not a JSON object")
     if "error" in event:
         code = event["error"].get("code") if isinstance(event["error"], dict) else None
         raise _failure(code if type(code) is int and code > 400 else 400, payload, prompt_tokens)

@@ -171,7 +171,7 @@ def token_ids(values: Any) -> list[int]:
     """`values`, if they are token ids. Raises EngineError: a reply with a hole would be trained as
     if the tokens behind it had followed at once."""
     if not isinstance(values, list) or not _are_ids(values):
-        raise EngineError("the engine sent what is no token id")
+        raise EngineError("the engine sent something that is not a token id")
     return values
 
 

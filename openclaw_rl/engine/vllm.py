@@ -126,7 +126,7 @@ def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
         elif name in _SAME or name in _RENAMED:
             found[_RENAMED.get(name, name)] = value
         else:
-            raise EngineRefused(400, f"vLLM knows no sampling parameter like {name}")
+            raise EngineRefused(400, f"vLLM does not know the sampling parameter {name}")
     return found
 
 

@@ -141,7 +141,7 @@ class Grace:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise unavailable("the service stops; try again later", code="stopping") from None
+            raise unavailable("the service is stopping; try again later", code="stopping") from None
         finally:
             self._replies.discard(limit)
 

@@ -153,7 +153,7 @@ async def _check_key(request: web.Request, handler: Handler) -> web.StreamRespon
     elif not api_key and from_a_website(request.headers):
         raise WireError(
             403,
-            "web pages may not speak to a gateway without a key: set OPENCLAW_RL_API_KEY",
+            "web pages may not call a gateway that has no key: set OPENCLAW_RL_API_KEY",
             code="origin_refused",
         )
     request[CALLER] = caller
@@ -200,7 +200,7 @@ def _told(error: Exception) -> WireError:
             status = error.status if 400 <= error.status < 500 else 400
             return WireError(status, str(error), code="engine_refused")
         case EngineUnavailable():
-            return unavailable(f"the engine is away: {error}")
+            return unavailable(f"the engine is unavailable: {error}")
         case EngineError():
             return WireError(502, str(error), type="server_error", code="engine_error")
         case JournalError():

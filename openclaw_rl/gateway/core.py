@@ -118,7 +118,7 @@ class Gateway:
     ) -> None:
         context = config.gateway.context_length or tokenizer.context_length
         if not context:
-            raise ConfigError("the model does not tell its context length: set --context-length")
+            raise ConfigError("the model does not state its context length: set --context-length")
         self.config = config
         self.reply_format = reply_format
         self.policy = policy
@@ -244,12 +244,12 @@ class Gateway:
 
         turn = await self._journal.read(find)
         if turn is None:
-            raise WireError(404, "there is no such turn", code="turn_not_found")
+            raise WireError(404, "no such turn", code="turn_not_found")
         self._continued[turn.turn_id], now = True, time.time()
         if not await self._journal.write(Journal.set_next_state, turn.turn_id, [message], now):
             raise WireError(
                 409,
-                "this turn has its next state already, or is none that is judged",
+                "this turn already has its next state, or is not judged at all",
                 code="turn_not_waiting",
             )
         return turn.turn_id
@@ -358,7 +358,7 @@ class Gateway:
         async with aclosing(deltas):
             async for delta in deltas:
                 if max(delta.ids, default=0) >= highest:
-                    raise EngineError("the engine gave a token that the model lacks: another one?")
+                    raise EngineError("the engine gave a token that the model lacks")
                 if turn.first_token_seconds is None:
                     turn.first_token_seconds = time.perf_counter() - turn.started
                     self.metrics.first_token.observe(turn.first_token_seconds)
@@ -397,7 +397,7 @@ class Gateway:
         self._log(turn, recorded)
 
     async def _journaled(self, write: Awaitable[Any]) -> bool:
-        """Whether the journal took it. A journal that cannot is no reason to fail the client."""
+        """Whether the journal took it. A failing journal must not fail the client."""
         try:
             in_time = await write is not False
             self.journal_error = None if in_time else f"no commit within {JOURNAL_SECONDS:g} s"

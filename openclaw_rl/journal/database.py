@@ -43,7 +43,7 @@ class Database:
         if create:
             _touch_private(path)
         elif not path.is_file():
-            raise JournalError(f"there is no journal at {path}")
+            raise JournalError(f"no journal at {path}")
         try:
             # timeout=0: waiting is ours, in steps much finer than SQLite's own.
             db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)

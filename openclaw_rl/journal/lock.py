@@ -42,7 +42,7 @@ def _lock(journal: Path, role: str) -> IO[bytes]:
         return lock
     except BlockingIOError:
         raise ConfigError(
-            f"another {role} is at work on {journal}: stop it, or give another --data"
+            f"another {role} is already running on {journal}: stop it, or give another --data"
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot lock {path}: {error.strerror}") from error

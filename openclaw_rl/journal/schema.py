@@ -122,12 +122,12 @@ def layout(db: sqlite3.Connection, path: str) -> int:
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         return 0
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise JournalError(f"{path} is an SQLite file, but no journal of openclaw-rl")
+        raise JournalError(f"{path} is an SQLite file, but not an openclaw-rl journal")
     if version != SCHEMA_VERSION and version not in _CHANGES:
         age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise JournalError(
             f"the journal {path} was written by {age} openclaw-rl (layout {version}, this one "
-            f"reads {SCHEMA_VERSION}): use that version, or move the file away to start afresh"
+            f"reads {SCHEMA_VERSION}): use that version, or move the file elsewhere to start fresh"
         )
     return int(version)
 

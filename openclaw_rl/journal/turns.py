@@ -72,7 +72,7 @@ def insert_turn(db: sqlite3.Connection, turn: Turn) -> None:
             },
         )
     except sqlite3.IntegrityError as error:
-        raise JournalError(f"turn {turn.turn_id} is recorded already") from error
+        raise JournalError(f"turn {turn.turn_id} is already recorded") from error
     if turn.topk is not None and len(turn.topk.ids) != turn.output_len:
         add_count(db, "count", "topk_missing")
         turn.topk = None
@@ -215,7 +215,7 @@ def load_tokens(db: sqlite3.Connection, turn_id: str) -> tuple[list[int], list[i
     """Prompt ids and output ids, by walking the tails; the cost is that of the tokens."""
     rows = db.execute(_CHAIN, (turn_id,)).fetchall()
     if not rows:
-        raise JournalError(f"there is no turn {turn_id}")
+        raise JournalError(f"no such turn: {turn_id}")
     parts = [blob for row in rows for blob in row]
     return codec.unpack_ints(b"".join(parts[:-1])), codec.unpack_ints(parts[-1])
 

@@ -142,7 +142,7 @@ class OpenAIClient:
             kind = type(error).__name__
             raise EngineUnavailable(f"the judge cannot be reached ({kind})") from None
         except (ValueError, AttributeError, TypeError, IndexError):
-            raise EngineUnavailable("the judge's answer is no chat completion") from None
+            raise EngineUnavailable("the judge's answer is not a chat completion") from None
 
     def _give_up(self, text: str, sent: Mapping[str, Any]) -> bool:
         """Leave out, for good, what the endpoint does not take; False if there is nothing more.

@@ -19,5 +19,5 @@ def device_of(name: str, flag: str = "--device") -> torch.device:
     if name == "auto":
         return torch.device("cuda" if count else "cpu")
     if name not in there:
-        raise ConfigError(f"{flag}: there is no {name!r}; there is auto, {', '.join(there)}")
+        raise ConfigError(f"{flag}: no device {name!r}; there is auto, {', '.join(there)}")
     return torch.device(name)

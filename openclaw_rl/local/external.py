@@ -93,7 +93,7 @@ class ExternalEngine:
                 raise ConfigError(f"--engine-url: {error}") from error
             if wrong:
                 await asyncio.to_thread(self._journal.count, "adapter_refused")
-                raise ConfigError(f"--engine-url: the engine takes no adapter of ours: {wrong}")
+                raise ConfigError(f"--engine-url: the engine refuses our adapter: {wrong}")
         self.url = self._engine_url
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:

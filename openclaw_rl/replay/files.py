@@ -45,7 +45,7 @@ class Conversation:
 def find(path: Path) -> list[Path]:
     """The files at `path`, a file or a folder. Of OpenClaw's state folder only its sessions."""
     if not path.exists():
-        raise ReplayError(f"{path}: there is no such file or folder")
+        raise ReplayError(f"{path}: no such file or folder")
     if path.is_file():
         return [path]
     files = {file for root in sessions.session_folders(path) or [path] for file in _walk(root)}
@@ -113,7 +113,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         text = data[:whole].decode("utf-8-sig")
         text += data[whole:].decode("utf-8-sig", "replace" if whole else "strict")
     except UnicodeDecodeError as error:
-        raise ReplayError(f"{path}: is no UTF-8 text ({error.reason})") from error
+        raise ReplayError(f"{path}: is not UTF-8 text ({error.reason})") from error
     except OSError as error:
         raise ReplayError(f"{path}: cannot be read: {error.strerror}") from error
     lines = text.split("\n")
@@ -127,7 +127,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
                 return  # without its line break: still being written, or torn by a crash
             deep = isinstance(error, RecursionError)
             what = getattr(error, "msg", "nested too deeply" if deep else "a number too long")
-            raise ReplayError(f"{path}:{number}: is no JSON: {what}") from None
+            raise ReplayError(f"{path}:{number}: is not JSON: {what}") from None
 
 
 def _conversation(where: str, line: Any) -> Conversation:
@@ -199,7 +199,7 @@ def _database(path: Path) -> Iterator[Conversation]:
         try:
             entries = [read_json(event) for event in events]
         except (AttributeError, TypeError, ValueError, RecursionError):
-            raise ReplayError(f"{where}: an event is no JSON") from None
+            raise ReplayError(f"{where}: an event is not JSON") from None
         yield from _session(entries, where)
 
 
@@ -213,7 +213,7 @@ def _session(entries: Sequence[Any], where: str) -> Iterator[Conversation]:
         found = sessions.histories(entries)
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise ReplayError(
-            f"{where}: is no session as OpenClaw writes it ({type(error).__name__})"
+            f"{where}: is not a session as OpenClaw writes it ({type(error).__name__})"
         ) from None
     for one in found:
         yield _until_image(where, one.messages, (), session_id, one.begin, one.left_out)

@@ -60,7 +60,7 @@ class Reader:
         )
         length = context_length or tokenizer.context_length
         if not length:
-            raise ConfigError("the model does not tell its context length: set --context-length")
+            raise ConfigError("the model does not state its context length: set --context-length")
         return cls(tokenizer.showing(chosen.marks, chosen.inner), chosen, length)
 
     def turns(self, past: Conversation, now: float, left_out: Counter[str]) -> list[Turn]:

@@ -89,7 +89,7 @@ def on_ray(slime: SlimeConfig, plan: Plan, private: Path) -> tuple[list[str], di
 def check_machine(config: Config, command: Sequence[str]) -> None:
     """The command must be there; so must this machine's GPUs, where no Ray counts them."""
     if shutil.which(command[0]) is None:
-        raise ConfigError(f"there is no {command[0]} command: pip install 'ray[default]'")
+        raise ConfigError(f"no {command[0]} command: pip install 'ray[default]'")
     slime = config.slime
     if slime.ray_address or slime.train_script or shutil.which("nvidia-smi") is None:
         return

@@ -102,7 +102,7 @@ def make_plan(
     for flag in {"--use-tis", "--use-rollout-logprobs"} & set(flags):
         if config.data.replay:
             raise ConfigError(
-                f"{flag} needs the engine's log-probs, which past conversations have none of: "
+                f"{flag} needs the engine's log-probs, which past conversations do not have: "
                 "leave it out, or set DATA_REPLAY=off"
             )
     _check_top_k(option(flags, "--custom-loss-function-path") or "", config.train.opd_top_k)
@@ -163,7 +163,7 @@ def _folder(value: str, name: str, *, holds: str) -> Path:
         raise ConfigError(f"{name} is not set: give the absolute path of a folder with {holds}")
     path = _absolute(value, name)
     if not path.is_dir():
-        raise ConfigError(f"{name}: there is no folder {path}")
+        raise ConfigError(f"{name}: no such folder: {path}")
     if not (path / holds).exists():
         raise ConfigError(f"{name}: {path} has no {holds}")
     return path
@@ -177,7 +177,7 @@ def _train_script(config: Config) -> Path:
     if slime.train_script:
         script = _absolute(slime.train_script, "TRAIN_SCRIPT")
         if not script.is_file():
-            raise ConfigError(f"TRAIN_SCRIPT: there is no file {script}")
+            raise ConfigError(f"TRAIN_SCRIPT: no such file: {script}")
         return script
     folder = _folder(slime.slime_dir, "SLIME_DIR", holds="train_async.py")
     if not slime.megatron_dir and importlib.util.find_spec("megatron") is None:
@@ -248,7 +248,7 @@ def _place_hooks(flags: Sequence[str]) -> tuple[list[str], list[Path]]:
         if file.endswith(".py"):
             place = Path(file).resolve()
             if not place.is_file():
-                raise ConfigError(f"{name}: there is no file {place}")
+                raise ConfigError(f"{name}: no such file: {place}")
             if not place.stem.isidentifier():
                 raise ConfigError(f"{name}: {place.name} cannot be imported, rename it")
             folders.append(place.parent)
@@ -256,7 +256,7 @@ def _place_hooks(flags: Sequence[str]) -> tuple[list[str], list[Path]]:
         else:
             top = path.partition(".")[0]
             if "." not in path or importlib.util.find_spec(top) is None:
-                raise ConfigError(f"{name}: there is no module for {path}")
+                raise ConfigError(f"{name}: no module for {path}")
             if Path(top).is_dir() or Path(f"{top}.py").is_file():
                 folders.append(Path.cwd())
         if default == "custom_rm":  # a loss may need slime to be loaded
@@ -270,7 +270,7 @@ def _check_top_k(loss: str, top_k: int) -> None:
     if name == "topk_opd_loss" and not top_k:
         raise ConfigError(f"{loss} needs OPD_TOP_K, the candidates of each token (such as 4)")
     if name in ("opd_loss", "grpo_loss") and top_k:
-        raise ConfigError(f"OPD_TOP_K={top_k} means nothing to {loss}: use topk_opd_loss")
+        raise ConfigError(f"OPD_TOP_K={top_k} has no effect on {loss}: use topk_opd_loss")
 
 
 def _check_parallel(flags: Sequence[str], layout: Layout, model: Mapping[str, Any]) -> None:

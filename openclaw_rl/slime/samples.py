@@ -31,7 +31,7 @@ class Shape:
         step_size = int(getattr(args, "global_batch_size", None) or turns)
         if turns % step_size:
             raise ConfigError(
-                f"{turns} turns a rollout are no multiple of --global-batch-size {step_size}: "
+                f"{turns} turns a rollout are not a multiple of --global-batch-size {step_size}: "
                 "slime would drop the rest"
             )
         return cls(step_size, turns // step_size, group, _dp_size(args))

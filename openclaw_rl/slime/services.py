@@ -46,7 +46,7 @@ def addresses(args: Any) -> dict[str, str]:
     if getattr(args, "sglang_router_ip", None):  # the first model, which slime trains
         routers.setdefault("policy", (args.sglang_router_ip, args.sglang_router_port))
     if "policy" not in routers:
-        raise ConfigError("slime has published no router of the policy (args.sglang_router_ip)")
+        raise ConfigError("slime has published no router for the policy (args.sglang_router_ip)")
     found = {"policy": routers["policy"]}
     for role in ("prm", "judge", "teacher"):
         name = getattr(args, f"{role}_engine", None)

@@ -76,7 +76,7 @@ def test_case_35_no_model(capsys, tmp_path, monkeypatch):
 
 
 def test_case_35_a_model_that_is_not_there(capsys, tmp_path):
-    assert "there is no folder" in complaint(capsys, "up", "--model", str(tmp_path / "none"))
+    assert "no such folder" in complaint(capsys, "up", "--model", str(tmp_path / "none"))
 
 
 def test_case_35_a_folder_that_is_no_model(capsys, tmp_path):
@@ -121,7 +121,7 @@ def test_a_port_in_use(capsys, tmp_path, model):
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
     [
-        ("--custom-rm-path", "./none.py", "there is no file"),
+        ("--custom-rm-path", "./none.py", "no such file"),
         ("--custom-rm-path", "no_such_package.rm", "importing no_such_package failed"),
         ("--custom-loss-function-path", "openclaw_rl.losses.nothing", "has no function 'nothing'"),
         ("--rollout-function-path", "openclaw_rl.rollout.nothing", "has no function 'nothing'"),
@@ -136,4 +136,4 @@ def test_a_hook_that_does_not_load(capsys, tmp_path, model, flag, value, said):
 
 
 def test_status_of_a_journal_that_is_not_there(capsys, tmp_path):
-    assert "there is no journal" in complaint(capsys, "status", "--data", str(tmp_path))
+    assert "no journal" in complaint(capsys, "status", "--data", str(tmp_path))

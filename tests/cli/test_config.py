@@ -76,7 +76,7 @@ def test_a_mistake_is_one_line_that_names_the_setting(words, environ, said):
     ("text", "said"),
     [
         ("[gatway]\nport = 1", "no section [gatway]; did you mean 'gateway'?"),
-        ("[gateway]\nprot = 1", "[gateway] prot: there is no such setting; did you mean 'port'?"),
+        ("[gateway]\nprot = 1", "[gateway] prot: no such setting; did you mean 'port'?"),
         ("[gateway]\nport = true", "[gateway] port: must be a valid integer, not 'True'"),
         ("[gateway]\nport = 1.5", "[gateway] port: must be a valid integer, not '1.5'"),
         ("[gateway]\nhost = 5", "[gateway] host: must be a valid string, not '5'"),

@@ -105,7 +105,7 @@ async def test_connect_without_a_gateway_needs_to_be_told(capsys, openclaw, tmp_
     words = ["connect", "--url", "http://127.0.0.1:9/v1"]
     status, said = await run(capsys, *words)
     assert (status, said.count("\n")) == (2, 1)
-    assert "no gateway of ours answers" in said
+    assert "no openclaw-rl gateway answers" in said
     told = ["--served-name", "qwen", "--context-length", "16384", "--keep-model"]
     status, said = await run(capsys, *words, *told)
     assert status == 0

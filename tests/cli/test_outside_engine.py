@@ -24,10 +24,10 @@ URL = "http://127.0.0.1:8000"
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"engine.kind": "vllm"}, "--engine belongs to an engine outside"),
-        ({"engine.command": "vllm serve x"}, "--engine-cmd belongs"),
-        ({"train.device": "cuda:1"}, "--train-device belongs"),
-        ({"engine.adapter_dir_at_engine": "/mnt"}, "--adapter-dir-at-engine belongs"),
+        ({"engine.kind": "vllm"}, "--engine is for an external engine"),
+        ({"engine.command": "vllm serve x"}, "--engine-cmd is for"),
+        ({"train.device": "cuda:1"}, "--train-device is for"),
+        ({"engine.adapter_dir_at_engine": "/mnt"}, "--adapter-dir-at-engine is for"),
         ({"engine.url": f"{URL}/v1", "engine.kind": "vllm"}, "give the server itself"),
         ({"engine.url": f"{URL}/v1/completions"}, "--engine-url: give the server itself"),
         ({"judge.teacher_url": f"{URL}/v1"}, "--teacher-url: give the server itself"),
@@ -60,7 +60,7 @@ def test_what_listens_already_is_not_taken_for_the_engine_that_is_started(
         assert main([*up, "--engine-url", url, "--engine-cmd", "sleep 60"]) == MISCONFIGURED
     said = capsys.readouterr()
     assert f"--engine-cmd: something listens at {url} already: stop it" in said.err
-    assert "leave --engine-cmd away" in said.err
+    assert "omit --engine-cmd" in said.err
     assert said.err.count("\n") == 1
     assert said.out == "", "no process was started"
 
@@ -79,7 +79,7 @@ def test_a_connection_to_an_engine_that_was_stopped_is_not_in_the_way(
         probe.bind(("127.0.0.1", port))
     flags = ["--engine-url", f"http://127.0.0.1:{port}", "--engine-cmd", "sleep 60"]
     assert main([*up, *flags]) == MISCONFIGURED
-    assert "there is no file" in capsys.readouterr().err, "the check after it"
+    assert "no such file" in capsys.readouterr().err, "the check after it"
 
 
 async def test_without_a_command_what_listens_is_the_engine() -> None:
@@ -166,8 +166,8 @@ def test_a_key_that_cannot_be_sent_is_said_and_not_shown(name: str, key: str) ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cuda:99", "--train-device: there is no 'cuda:99'; there is auto, cpu"),
-        ("gpu", "--train-device: there is no 'gpu'"),
+        ("cuda:99", "--train-device: no device 'cuda:99'; there is auto, cpu"),
+        ("gpu", "--train-device: no device 'gpu'"),
     ],
 )
 def test_a_device_that_is_not_there_is_said_before_anything_starts(name: str, words: str) -> None:
@@ -180,10 +180,10 @@ def test_a_device_that_is_not_there_is_said_before_anything_starts(name: str, wo
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("no-such-engine serve", "no program no-such-engine"),
-        ("A=1 vllm serve", "no program A=1; before the program write env NAME=VALUE"),
+        ("no-such-engine serve", "no such program: no-such-engine"),
+        ("A=1 vllm serve", "no such program: A=1; before the program write env NAME=VALUE"),
         ('vllm serve "x', "--engine-cmd: no closing quotation"),
-        (" ", "there is no program"),
+        (" ", "no such program"),
     ],
 )
 def test_an_engine_command_must_be_there(command: str, words: str) -> None:

@@ -216,7 +216,7 @@ async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
         signal.pidfd_send_signal(left[0], signal.SIGKILL)
         os.close(left[0])
     assert [line for line in lines if line.startswith("[up]")] == [
-        "[up] engine has ended, but something that it started lives on",
+        "[up] engine has ended, but a process that it started is still running",
         "[up] engine ended with status -9; starting it again in 0.5 s",
     ]
 

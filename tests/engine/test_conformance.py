@@ -181,7 +181,7 @@ async def test_what_is_no_token_id_ends_the_reply(
     fake: FakeEngine, client: EngineClient, token: int
 ) -> None:
     fake.replies.append([50, token, EOS_ID])
-    with pytest.raises(EngineError, match="no token id"):
+    with pytest.raises(EngineError, match="not a token id"):
         await run(client)
 
 

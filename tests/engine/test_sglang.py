@@ -180,7 +180,7 @@ def test_validation_errors_do_not_echo_the_request() -> None:
 def test_what_is_no_token_id_ends_the_reply(token: object) -> None:
     meta = {"completion_tokens": 1, "finish_reason": None}
     payload = json.dumps({"output_ids": [token], "meta_info": meta}).encode()
-    with pytest.raises(EngineError, match="no token id"):
+    with pytest.raises(EngineError, match="not a token id"):
         reader_of(1)(payload)
 
 

@@ -54,7 +54,7 @@ async def test_an_engine_that_gives_no_token_is_not_waited_for_in_silence(
     monkeypatch.setattr(surveying, "_SECONDS", 0.2)
     async with FakeVLLM() as engine:
         engine.paused = True
-        with pytest.raises(EngineUnavailable, match="it answers, but gives no token"):
+        with pytest.raises(EngineUnavailable, match="it answers, but generates no token"):
             await survey("auto", engine.url, http)
 
 

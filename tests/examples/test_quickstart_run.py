@@ -90,7 +90,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert said.count("\n") == 1
-    assert f"there is no folder {tmp_path / 'nowhere'}" in said
+    assert f"no such folder: {tmp_path / 'nowhere'}" in said
 
 
 @pytest.mark.slow

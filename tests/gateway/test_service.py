@@ -388,7 +388,7 @@ async def is_equal(asked, value):
 async def test_a_second_gateway_of_the_same_journal_does_not_start(tmp_path, model):
     async with world(tmp_path, model) as served:
         first = await asyncio.to_thread(served.journal.endpoint, "gateway")
-        with pytest.raises(ConfigError, match="another gateway is at work"):
+        with pytest.raises(ConfigError, match="another gateway is already running"):
             async with world(tmp_path, model):
                 pass
         assert await asyncio.to_thread(served.journal.endpoint, "gateway") == first

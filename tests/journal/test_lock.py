@@ -46,11 +46,13 @@ def open_files() -> list[str]:
 def test_case_55_a_second_trainer_is_refused_until_the_first_is_closed(journal: Path) -> None:
     first = trainer_lock(journal)
     before = open_files()
-    with pytest.raises(ConfigError, match=f"another trainer is at work on {journal}: stop it"):
+    with pytest.raises(
+        ConfigError, match=f"another trainer is already running on {journal}: stop it"
+    ):
         trainer_lock(journal)
     assert open_files() == before
     _, said = elsewhere(journal).communicate(timeout=60)
-    assert said.startswith(f"refused: another trainer is at work on {journal}")
+    assert said.startswith(f"refused: another trainer is already running on {journal}")
     gateway_lock(journal).close()  # another one's lock
     first.close()
     trainer_lock(journal).close()
@@ -61,7 +63,7 @@ def test_one_that_is_killed_holds_it_no_more(journal: Path) -> None:
     with other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match="another trainer is at work"):
+        with pytest.raises(ConfigError, match="another trainer is already running"):
             trainer_lock(journal)
         other.kill()
     trainer_lock(journal).close()

@@ -164,7 +164,7 @@ def test_case_24_a_turn_that_does_not_line_up_is_dropped_with_its_reason(
 
 def test_the_same_turn_twice_is_refused(journal: Journal):
     journal.record_turn(record())
-    with pytest.raises(JournalError, match="recorded already"):
+    with pytest.raises(JournalError, match="already recorded"):
         journal.record_turn(record())
     assert journal.outcomes().seen == 1
 
@@ -471,14 +471,14 @@ def test_only_the_owner_can_read_the_files(path: Path):
 
 
 def test_what_is_no_journal_is_refused_with_a_reason(tmp_path: Path):
-    with pytest.raises(JournalError, match="there is no journal at"):
+    with pytest.raises(JournalError, match="no journal at"):
         Journal.open(tmp_path / "none.db", create=False)
     (tmp_path / "text.db").write_text("hello " * 1000)
     with pytest.raises(JournalError, match="cannot be read as a journal"):
         Journal.open(tmp_path / "text.db")
     with sqlite3.connect(tmp_path / "other.db") as db:
         db.execute("CREATE TABLE x (y)")
-    with pytest.raises(JournalError, match="no journal of openclaw-rl"):
+    with pytest.raises(JournalError, match="not an openclaw-rl journal"):
         Journal.open(tmp_path / "other.db")
     (tmp_path / "empty.db").touch()
     with pytest.raises(JournalError, match="empty"):

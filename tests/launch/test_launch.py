@@ -127,7 +127,7 @@ def test_a_driver_for_the_ray_of_a_cluster(place):
     ("environ", "words"),
     [
         ({"NUM_NODES": "2"}, "NUM_NODES=2 needs a Ray over all machines"),
-        ({"RAY_ADDRESS": "http://h:1", "PATH": "/usr/bin:/bin"}, "there is no ray command"),
+        ({"RAY_ADDRESS": "http://h:1", "PATH": "/usr/bin:/bin"}, "no ray command"),
         ({"DATA_PATH": "/dev/null/data"}, "DATA_PATH: cannot write /dev/null/data"),
     ],
 )

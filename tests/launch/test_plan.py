@@ -179,15 +179,15 @@ def test_a_teacher_must_speak_the_policys_tokens(place):
         ({"NUM_GPUS": "x"}, "NUM_GPUS: "),
         ({"MODEL_PATH": ""}, "MODEL_PATH is not set"),
         ({"MODEL_PATH": "models/Qwen3-8B"}, "MODEL_PATH is a relative path"),
-        ({"MODEL_PATH": "/no/such folder"}, "MODEL_PATH: there is no folder /no/such folder"),
+        ({"MODEL_PATH": "/no/such folder"}, "MODEL_PATH: no such folder: /no/such folder"),
         ({"PRM_MODEL_PATH": "./prm"}, "PRM_MODEL_PATH is a relative path"),
-        ({"JUDGE_MODEL_PATH": "/no/judge"}, "JUDGE_MODEL_PATH: there is no folder"),
+        ({"JUDGE_MODEL_PATH": "/no/judge"}, "JUDGE_MODEL_PATH: no such folder"),
         ({"DATA_PATH": ""}, "DATA_PATH is not set"),
         ({"DATA_PATH": "data"}, "DATA_PATH is a relative path"),
         ({"SLIME_DIR": ""}, "SLIME_DIR is not set"),
         ({"SLIME_DIR": "slime"}, "SLIME_DIR is a relative path"),
-        ({"MEGATRON_DIR": "/no/megatron"}, "MEGATRON_DIR: there is no folder"),
-        ({"TRAIN_SCRIPT": "/no/train.py"}, "TRAIN_SCRIPT: there is no file"),
+        ({"MEGATRON_DIR": "/no/megatron"}, "MEGATRON_DIR: no such folder"),
+        ({"TRAIN_SCRIPT": "/no/train.py"}, "TRAIN_SCRIPT: no such file"),
         ({"TEACHER": "teacher"}, "TEACHER is a relative path"),
     ],
 )
@@ -199,7 +199,7 @@ def test_case_35_misuse_is_one_line(place, environ, words):
 
 @pytest.mark.parametrize(
     ("loss", "top_k", "words"),
-    [("topk_opd_loss", "0", "needs OPD_TOP_K"), ("opd_loss", "4", "OPD_TOP_K=4 means nothing to")],
+    [("topk_opd_loss", "0", "needs OPD_TOP_K"), ("opd_loss", "4", "OPD_TOP_K=4 has no effect on")],
 )
 def test_the_loss_and_the_candidates_fit_together(place, loss, top_k, words):
     flags = ("--custom-loss-function-path", f"openclaw_rl.losses.{loss}")
@@ -212,9 +212,9 @@ def test_the_loss_and_the_candidates_fit_together(place, loss, top_k, words):
     ("flags", "words"),
     [
         (("--save", "checkpoints"), "CKPT_SAVE_DIR is a relative path"),
-        (("--custom-rm-path", "./none.py"), "CUSTOM_RM_PATH: there is no file"),
+        (("--custom-rm-path", "./none.py"), "CUSTOM_RM_PATH: no such file"),
         (("--custom-rm-path", "no_such_module.fn"), "CUSTOM_RM_PATH"),
-        (("--custom-loss-function-path", "./none.py"), "CUSTOM_LOSS_FUNCTION_PATH: there is no"),
+        (("--custom-loss-function-path", "./none.py"), "CUSTOM_LOSS_FUNCTION_PATH: no such file"),
         (("--custom-loss-function-path", "no_such_module.fn"), "CUSTOM_LOSS_FUNCTION_PATH"),
         (("--sglang-context-length", "65536"), "more than the policy's config.json allows"),
         (("--tensor-model-parallel-size", "3"), "ACTOR_GPUS=4 is not a multiple of 3"),

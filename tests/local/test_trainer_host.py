@@ -262,7 +262,7 @@ def test_the_cache_takes_its_share_of_what_a_card_has_left(monkeypatch):
 def test_case_55_a_second_trainer_of_the_same_journal_does_not_start(model_dir, tmp_path):
     args = arguments(model_dir, tmp_path)
     with Running(args):
-        with pytest.raises(ConfigError, match="another trainer is at work"):
+        with pytest.raises(ConfigError, match="another trainer is already running"):
             Host(args)
         lock = tmp_path / "journal.trainer.lock"
         assert (lock.stat().st_size, lock.stat().st_mode & 0o777) == (0, 0o600)

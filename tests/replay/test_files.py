@@ -53,7 +53,7 @@ def test_one_message_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "where", "words"),
     [
-        (({"messages": [USER]}, "{bad", [USER]), ":2", "is no JSON"),
+        (({"messages": [USER]}, "{bad", [USER]), ":2", "is not JSON"),
         (({"text": "secret"},), ":1", "must be"),
         (({"messages": [USER, "secret"]},), ":1", "messages[1]: must be an object"),
         ((USER, {"role": "robot", "content": "secret"}), ":2", "role: must be one of"),
@@ -235,7 +235,7 @@ def entry_of(content, role="user"):
 def test_a_session_with_fields_of_other_kinds_is_refused_by_name(tmp_path, entry):
     path = tmp_path / "s.jsonl"
     path.write_text(f"{json.dumps(HEADER)}\n{json.dumps(entry)}\n")
-    with pytest.raises(ReplayError, match=r"s\.jsonl:1: is no session"):
+    with pytest.raises(ReplayError, match=r"s\.jsonl:1: is not a session"):
         list(read(path))
 
 
@@ -257,7 +257,7 @@ def test_a_last_line_torn_within_a_character_is_left_and_others_are_not(tmp_path
     path.write_bytes(b"\xef\xbb\xbf" + line + line + b'[{"role":"user","content":"\xc3')
     assert len(list(read(path))) == 2
     path.write_bytes(b'[{"role":"user","content":"\xc3"}]\n' + line)
-    with pytest.raises(ReplayError, match="no UTF-8"):
+    with pytest.raises(ReplayError, match="not UTF-8"):
         list(read(path))
 
 
@@ -279,5 +279,5 @@ def test_a_data_folder_may_hold_files_of_its_own_beside_openclaws(tmp_path):
     assert find(tmp_path) == [theirs]
     assert check(in_data(tmp_path)) == [own, theirs]
     write(own, {"messages": [USER]}, "oops")
-    with pytest.raises(ReplayError, match=r"past\.jsonl:2: is no JSON"):
+    with pytest.raises(ReplayError, match=r"past\.jsonl:2: is not JSON"):
         check(in_data(tmp_path))

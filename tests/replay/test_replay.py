@@ -138,7 +138,7 @@ def test_a_dry_run_counts_by_reason_and_writes_nothing(tmp_path, reader):
 def test_a_broken_line_anywhere_writes_nothing_at_all(tmp_path, reader):
     good = write(tmp_path / "a.jsonl", {"messages": TALK})
     bad = write(tmp_path / "b.jsonl", {"messages": TALK}, "oops")
-    with pytest.raises(ReplayError, match=r"b\.jsonl:2: is no JSON"):
+    with pytest.raises(ReplayError, match=r"b\.jsonl:2: is not JSON"):
         replay([good, bad], reader, tmp_path / "journal.db", 0.0)
     assert not (tmp_path / "journal.db").exists()
 

@@ -54,7 +54,7 @@ def test_a_misconfigured_service_says_so_in_its_own_words(tmp_path: Path):
     services.ensure()
     assert services.child is not None
     services.child.wait(60)
-    with pytest.raises(ConfigError, match=r"cannot run: .*there is no folder .*nowhere"):
+    with pytest.raises(ConfigError, match=r"cannot run: .*no such folder: .*nowhere"):
         services.check()
 
 
