@@ -426,7 +426,7 @@ class Gateway:
         self.metrics.completion_tokens.inc(replied)
         tokens = "continued" if record.shares_tokens else "new"
         log.info(
-            f"turn {record.turn_id} session {record.session_id!r} by {record.source} {record.kind} "
+            f"turn {record.turn_id} session {record.session_id} by {record.source} {record.kind} "
             f"({record.kind_reason}) parent {record.parent_id or '-'}: prompt "
             f"{len(record.prompt_ids)} ({turn.cached_tokens} cached, {tokens}) reply {replied} "
             f"{record.finish_reason}, first token {turn.first_token_seconds or 0.0:.3f} s, "

@@ -284,7 +284,7 @@ class JudgeWorker:
             use_score=self._args.w_rl != 0,
         )
         log.info(
-            "verdict turn=%s session=%r score=%s votes=%s hint_chars=%d teacher=%s state=%s ms=%d",
+            "verdict turn=%s session=%s score=%s votes=%s hint_chars=%d teacher=%s state=%s ms=%d",
             *(turn.turn_id, turn.session_id, verdict.score, list(verdict.votes)),
             *(len(verdict.hint or ""), verdict.has_teacher, state or "claim_lost", seconds * 1000),
         )

@@ -167,12 +167,3 @@ async def test_errors_are_told_in_the_words_of_the_dialect(tmp_path, model):
         assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
         await served.engine.open_gate()
         assert (await asking)[0] == 200
-
-
-async def test_a_session_name_forges_no_line_of_the_log(served, caplog):
-    with caplog.at_level("INFO", logger="openclaw_rl.gateway"):
-        status, _ = await served.post({"messages": [HI], "max_tokens": 3, "user": "x\nturn forged"})
-    assert status == 200
-    lines = [record.getMessage() for record in caplog.records]
-    assert any("turn forged" in line for line in lines)
-    assert not any("\n" in line for line in lines)
