@@ -25,7 +25,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m examples.quickstart.run $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 # Models, torch, launch scripts, real processes and SDKs.
 HEAVY := local losses launch slime e2e openclaw engine/test_conformance.py gateway/test_stalls.py \
