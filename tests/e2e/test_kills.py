@@ -66,8 +66,16 @@ class Mortal(System):
             journal.close()
 
     async def engine_says(self, name: str, value: object) -> bool:
-        async with aiohttp.ClientSession() as http:
-            return bool((await self.engine("policy", http).model_info())[name] == value)
+        journal = self.journal()
+        endpoint = journal.endpoint("policy")
+        journal.close()
+        assert endpoint is not None
+        headers = {"Authorization": f"Bearer {endpoint.info['key']}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.get(f"{endpoint.url}/model_info") as answer,
+        ):
+            return bool((await answer.json())[name] == value)
 
     async def reply(
         self, session: str, messages: list[dict[str, Any]], max_tokens: int = 10

@@ -69,7 +69,8 @@ async def test_praised_replies_become_likelier_and_blamed_ones_less(tmp_path, wo
 async def test_case_56_one_conversation_alone_is_trained_with_the_default_settings(tmp_path):
     async with System(tmp_path, tiny_model(tmp_path / "tiny")) as system:
         messages: list[dict[str, str]] = []
-        for words in ["What is a tree?", *["Perfect, thanks. And another?"] * 16]:
+        # More than a batch: a random model may say nothing, and nothing follows such a reply.
+        for words in ["What is a tree?", *["Perfect, thanks. And another?"] * 23]:
             messages.append({"role": "user", "content": words})
             reply = await system.client.chat.completions.create(
                 model="tiny", messages=messages, max_tokens=4

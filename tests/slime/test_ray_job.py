@@ -42,7 +42,7 @@ class Job:
         self.data = folder / "my data"
         self.saved = self.data / "checkpoints"
         self.port = free_port()
-        model = tiny_tokenizer(folder / "model", context_length=32768)
+        model = self.model = tiny_tokenizer(folder / "model", context_length=32768)
         config = json.loads((model / "config.json").read_text())
         config |= {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
         (model / "config.json").write_text(json.dumps(config))
@@ -149,7 +149,9 @@ async def test_case_33_conversations_go_on_and_every_turn_is_learnt_once(tmp_pat
 
     # As the next run would begin, which has loaded the last checkpoint.
     with Router() as router:
-        run = Run.of(slime_args(path, BATCH, sglang_router_port=router.port))
+        run = Run.of(
+            slime_args(path, BATCH, sglang_router_port=router.port, hf_checkpoint=str(job.model))
+        )
         run.begin(saved + 1)
         trained = [
             turn for turn in run.journal.turn_ids() if run.journal.turn(turn).state is State.TRAINED
