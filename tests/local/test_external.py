@@ -188,7 +188,7 @@ async def test_a_version_that_fails_to_load_is_told_and_not_used(
 async def test_a_first_version_that_fails_to_load_ends_the_start(stand: Stand) -> None:
     stand.save(0)
     stand.fake.load_error = "LoRA is not enabled"
-    with pytest.raises(ConfigError, match=r"takes no adapter of ours: .*LoRA is not enabled"):
+    with pytest.raises(ConfigError, match=r"refuses our adapter: .*LoRA is not enabled"):
         await stand.serving.start(0)
     assert stand.journal.endpoint("policy") is None
     assert stand.journal.outcomes().counters["adapter_refused"] == 1

@@ -278,9 +278,9 @@ def test_args_can_still_be_sent_to_other_processes(run, path: Path):
         ({"rollout_top_p": 0.9}, "--rollout-top-p"),
         ({"kl_coef": 0.1}, "--kl-coef"),
         ({"use_critic": True}, "--use-critic"),
-        ({"global_batch_size": 3}, "no multiple of --global-batch-size 3"),
+        ({"global_batch_size": 3}, "not a multiple of --global-batch-size 3"),
         ({"start_services": ["gateway"]}, "start_services"),
-        ({"sglang_router_ip": None}, "no router of the policy"),
+        ({"sglang_router_ip": None}, "no router for the policy"),
     ],
 )
 def test_misuse_is_one_clear_line_before_anything_starts(run, path: Path, given, message):
