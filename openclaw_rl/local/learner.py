@@ -25,7 +25,7 @@ from openclaw_rl.errors import HookError, OpenClawRLError
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.local import data as d
 from openclaw_rl.local.forward import PolicyForward
-from openclaw_rl.losses.backends import Plain
+from openclaw_rl.losses.backends import sampled
 from openclaw_rl.rollout.train_data import TurnRange, turn_ranges
 
 _LOSS_FLAG, _ADVANTAGE_FLAG = "--custom-loss-function-path", "--custom-advantage-function-path"
@@ -138,7 +138,7 @@ class Learner:
     ) -> None:
         """Add the loss of these turns to the report, and its gradient to that of the states."""
         with torch.no_grad():
-            current, _ = Plain().sampled(args, batch, logits, with_entropy=False)
+            current, _ = sampled(args, batch, logits)
         # One step a batch: the old policy is the current one, and needs no forward of its own.
         batch.setdefault("log_probs", current)
         masks = torch.cat(batch["loss_masks"]) > 0
@@ -184,7 +184,7 @@ class Learner:
         values = [torch.zeros_like(mask) for mask in data["loss_masks"]]
         for samples, hidden in self._forward(data, turns):
             for args, group, batch, logits in self._calls(data, turns, samples, hidden):
-                found, _ = Plain().sampled(args, batch, logits, with_entropy=False)
+                found, _ = sampled(args, batch, logits)
                 for turn, part in zip(group, found, strict=True):
                     values[turn.sample][turn.start : turn.end] = part
         return values

@@ -36,24 +36,25 @@ def get_log_probs_and_entropy(
     is the number of rows at a time (not positive: chosen by size).
     """
     flat = packed(logits)
-    rows = response_rows(flat, total_lengths, response_lengths)
-    target = [
-        tokens[total - response : total].to(flat.device, torch.long)
-        for tokens, total, response in zip(
-            unconcat_tokens, total_lengths, response_lengths, strict=True
-        )
-    ]
+    none = torch.empty(0, dtype=torch.long, device=flat.device)
+    rows = torch.cat([none, *response_rows(flat, total_lengths, response_lengths)])
+    spans = zip(unconcat_tokens, total_lengths, response_lengths, strict=True)
+    target = torch.cat(
+        [
+            none,
+            *(tokens[total - n : total].to(flat.device, torch.long) for tokens, total, n in spans),
+        ]
+    )
     temperature = float(getattr(args, "rollout_temperature", 1.0) or 1.0)
-    entropy_grad = with_entropy and float(getattr(args, "entropy_coef", 0.0) or 0.0) != 0
+    entropy_grad = with_entropy and bool(getattr(args, "entropy_coef", 0.0))
     log_probs, entropy = _LogProbsAt.apply(  # type: ignore[no-untyped-call]
-        flat, _cat(rows, flat), _cat(target, flat)[:, None], temperature,
+        flat, rows, target[:, None], temperature,
         rows_at_a_time(args), with_entropy, entropy_grad, None,
     )  # fmt: skip
     lengths = list(response_lengths)
-    result = {"log_probs": list(torch.split(log_probs[:, 0], lengths)) if lengths else []}
+    result = {"log_probs": list(log_probs[:, 0].split(lengths))}
     if with_entropy:
-        entropy = entropy if entropy_grad else entropy.detach()
-        result["entropy"] = list(torch.split(entropy, lengths)) if lengths else []
+        result["entropy"] = list((entropy if entropy_grad else entropy.detach()).split(lengths))
     return log_probs.new_empty(0), result
 
 
@@ -104,12 +105,8 @@ def response_rows(
 
 
 def rows_at_a_time(args: Any) -> int:
-    """`args.log_probs_chunk_size`; 0 (chosen by size) where it is absent or not positive."""
-    return max(0, int(getattr(args, "log_probs_chunk_size", 0) or 0))
-
-
-def _cat(parts: Sequence[Tensor], like: Tensor) -> Tensor:
-    return torch.cat(list(parts)) if parts else like.new_empty(0, dtype=torch.long)
+    """`args.log_probs_chunk_size`; not positive, or absent: chosen by size."""
+    return int(getattr(args, "log_probs_chunk_size", None) or 0)
 
 
 class _LogProbsAt(torch.autograd.Function):

@@ -12,7 +12,6 @@ micro-batch.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -20,12 +19,11 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.losses.backends import Backend, backend_for
-from openclaw_rl.losses.inputs import Inputs, number, optional, refuse_unsupported
+from openclaw_rl.losses import backends
+from openclaw_rl.losses.signals import Inputs
 from openclaw_rl.losses.terms import (
     approx_kl,
     clipped_surrogate,
-    combined_advantage,
     distillation_advantage,
     subset_reverse_kl,
     truncated_weights,
@@ -67,7 +65,7 @@ def combined_loss(
     args: Any, batch: Batch, logits: Tensor, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, Metrics]:
     """Both: `grpo_loss`'s term, and `topk_opd_loss`'s where `opd_top_k` > 0, else `opd_loss`'s."""
-    opd: Distillation = "topk" if number(args, "opd_top_k", 0) > 0 else "sampled"
+    opd: Distillation = "topk" if _number(args, "opd_top_k", 0) > 0 else "sampled"
     return _policy_loss(args, batch, logits, sum_of_sample_mean, rl=True, opd=opd)
 
 
@@ -78,18 +76,23 @@ def _policy_loss(
 
     Arguments read, with the value where absent: w_rl 1.0, w_opd 1.0, opd_clip None, opd_baseline
     "current", opd_tail False, eps_clip 0.2, eps_clip_high 0.28, eps_clip_c None, use_kl_loss
-    False, kl_loss_coef 0.0, kl_loss_type "k3", use_unbiased_kl False, entropy_coef 0.0,
-    use_rollout_logprobs False, use_tis False, tis_clip 2.0, tis_clip_low 0.0, rollout_temperature
-    1.0, log_probs_chunk_size.
+    False, kl_loss_coef 0.0, kl_loss_type "k3", entropy_coef 0.0, use_rollout_logprobs False,
+    use_tis False, tis_clip 2.0, tis_clip_low 0.0, rollout_temperature 1.0, log_probs_chunk_size.
     """
-    refuse_unsupported(args, opd=opd != "none")
-    backend = backend_for(args)
-    per_sample, entropies = backend.sampled(args, batch, logits, with_entropy=True)
+    _refuse_unsupported(args, opd=opd != "none")
+    per_sample, entropies = backends.sampled(args, batch, logits, with_entropy=True)
     log_probs = torch.cat(per_sample) if per_sample else logits.new_empty(0)
     entropy = torch.cat(entropies) if per_sample else logits.new_empty(0)
     current = log_probs.detach()
     inputs = Inputs(batch, per_sample, current)
-    total = _reducer(reduce, inputs.weights(), logits if not log_probs.numel() else None)
+    weights = inputs.weights()
+
+    def total(values: Tensor) -> Tensor:
+        value = reduce(values if weights is None else weights * values)
+        # An empty micro-batch must still reach its logits, or ranks that wait for its backward
+        # hang. The empty slice does so without a product (0 * inf is NaN). What it reduces stays
+        # in the graph beside it: collective calls in there wait for this rank too.
+        return value if log_probs.numel() else value + logits[:, :0].sum()
 
     recomputed = inputs.joined("log_probs")
     rollout = inputs.joined("rollout_log_probs")
@@ -104,67 +107,69 @@ def _policy_loss(
     old = current if old is None else old
     log_ratio = log_probs - old
 
-    w_rl, w_opd = number(args, "w_rl", 1.0), number(args, "w_opd", 1.0)
-    gap = distilled = None
+    w_rl, w_opd = _number(args, "w_rl", 1.0), _number(args, "w_opd", 1.0)
+    opd_clip = _optional(args, "opd_clip")
+    advantages = torch.zeros_like(current)
+    distilled = None
     metrics: Metrics = {}
-    rewards = inputs.joined("advantages") if rl else None
-    if rl and rewards is None:
-        raise ConfigError("the batch has no advantages; set an advantage estimator or hook")
-    if rewards is not None:
-        metrics["rl_advantage"] = total(w_rl * rewards)
+    if rl:
+        rewards = inputs.joined("advantages")
+        if rewards is None:
+            raise ConfigError("the batch has no advantages; set an advantage estimator or hook")
+        advantages = w_rl * rewards
+        metrics["rl_advantage"] = total(advantages)
     if opd == "sampled":
-        unscaled = functools.partial(_unscaled, backend, args, batch, logits, current)
-        gap, has = _sampled_gap(args, inputs, unscaled, recomputed, rollout)
+        gap = has = torch.zeros_like(current)
+        if (teacher := inputs.teacher()) is not None:
+            student = _student(args, batch, logits, current, recomputed, rollout)
+            gap, has = distillation_advantage(teacher, student, opd_clip)
+        advantages = advantages + w_opd * gap
         metrics["opd_share"] = total(has)
         metrics["opd_advantage"] = total(w_opd * gap)
         metrics["opd_advantage_abs"] = total(w_opd * gap.abs())
     elif opd == "topk":
-        distilled, has, mass = _topk_kl(args, inputs, batch, backend, logits)
+        distilled = has = mass = torch.zeros_like(current)
+        if (topk := inputs.topk()) is not None:
+            found = backends.at(args, batch, logits, topk[0])
+            tail = bool(getattr(args, "opd_tail", False))
+            distilled, has, mass = subset_reverse_kl(found, topk[1], opd_clip, tail)
         metrics["opd_share"] = total(has)
         metrics["opd_kl"] = total(distilled)
         metrics["opd_mass"] = total(mass)
 
-    advantages = torch.zeros_like(current)
-    if rewards is not None or gap is not None:
-        advantages = combined_advantage(rewards, gap, w_rl, w_opd)
     token_loss, clipped = clipped_surrogate(
         log_ratio,
         advantages,
-        number(args, "eps_clip", 0.2),
-        number(args, "eps_clip_high", 0.28),
-        optional(args, "eps_clip_c"),
+        _number(args, "eps_clip", 0.2),
+        _number(args, "eps_clip_high", 0.28),
+        _optional(args, "eps_clip_c"),
     )
-    if bool(getattr(args, "use_tis", False)):
+    if getattr(args, "use_tis", False):
         if rollout is None or wants_rollout:
             raise ConfigError(
                 "use_tis needs rollout_log_probs in the batch, and use_rollout_logprobs unset: "
                 "that one puts the same difference into the ratio"
             )
-        weights, cut = truncated_weights(
-            old - rollout, number(args, "tis_clip", 2.0), number(args, "tis_clip_low", 0.0)
+        tis, cut = truncated_weights(
+            old - rollout, _number(args, "tis_clip", 2.0), _number(args, "tis_clip_low", 0.0)
         )
-        token_loss = token_loss * weights
-        metrics["tis"] = total(weights)
+        token_loss = token_loss * tis
+        metrics["tis"] = total(tis)
         metrics["tis_clipfrac"] = total(cut)
     if distilled is not None:
         token_loss = token_loss + w_opd * distilled
-    pg_loss = total(token_loss)
-    entropy_loss = total(entropy)
-    loss = pg_loss - number(args, "entropy_coef", 0.0) * entropy_loss
-    metrics["pg_loss"] = pg_loss
-    metrics["entropy_loss"] = entropy_loss
+    metrics["pg_loss"] = total(token_loss)
+    metrics["entropy_loss"] = total(entropy)
     metrics["pg_clipfrac"] = total(clipped)
     metrics["ppo_kl"] = total(-log_ratio)
+    loss = metrics["pg_loss"] - _number(args, "entropy_coef", 0.0) * metrics["entropy_loss"]
     if getattr(args, "use_kl_loss", False):
         reference = inputs.joined("ref_log_probs")
         if reference is None:
             raise ConfigError("use_kl_loss is set, but the batch has no ref_log_probs")
-        unbiased = bool(getattr(args, "use_unbiased_kl", False))
         kind = getattr(args, "kl_loss_type", None) or "k3"
-        ratio = log_ratio.exp() if unbiased else None
-        kl_loss = total(approx_kl(log_probs, reference, kind, ratio))
-        loss = loss + number(args, "kl_loss_coef", 0.0) * kl_loss
-        metrics["kl_loss"] = kl_loss
+        metrics["kl_loss"] = total(approx_kl(log_probs, reference, kind))
+        loss = loss + _number(args, "kl_loss_coef", 0.0) * metrics["kl_loss"]
     if rollout is not None:
         mine = current if wants_rollout else old
         metrics["train_rollout_logprob_abs_diff"] = total((mine - rollout).abs())
@@ -172,75 +177,66 @@ def _policy_loss(
     return loss, {name: value.detach().clone() for name, value in metrics.items()}
 
 
-def _reducer(reduce: Reducer, weights: Tensor | None, empty: Tensor | None) -> Reducer:
-    """The host's reducer over weighted values; `empty` are the logits of an empty micro-batch.
-
-    Such a one must still reach its logits, or ranks that wait for its backward hang. The empty
-    slice does so without a product (0 * inf is NaN). What it reduces stays in the graph beside
-    it: collective calls in there wait for this rank too.
-    """
-
-    def total(values: Tensor) -> Tensor:
-        value = reduce(values if weights is None else weights * values)
-        return value if empty is None else value + empty[:, :0].sum()
-
-    return total
-
-
-def _sampled_gap(
+def _student(
     args: Any,
-    inputs: Inputs,
-    unscaled: Callable[[], Tensor],
+    batch: Batch,
+    logits: Tensor,
+    current: Tensor,
     recomputed: Tensor | None,
     rollout: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """`log pi_T - log pi` of the sampled tokens, and 1.0 where the teacher has a value."""
-    teacher = inputs.teacher()
-    if teacher is None:
-        none = torch.zeros_like(inputs.current)
-        return none, none
-    baseline = _baseline(args, unscaled, recomputed, rollout)
-    return distillation_advantage(teacher, baseline, optional(args, "opd_clip"))
-
-
-def _topk_kl(
-    args: Any, inputs: Inputs, batch: Batch, backend: Backend, logits: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The KL over each token's ids, 1.0 where it has any, the policy's probability of them."""
-    topk = inputs.topk()
-    if topk is None:
-        none = torch.zeros_like(inputs.current)
-        return none, none, none
-    ids, teacher = topk
-    student = backend.at(args, batch, logits, ids)
-    tail = bool(getattr(args, "opd_tail", False))
-    return subset_reverse_kl(student, teacher, optional(args, "opd_clip"), tail)
-
-
-def _baseline(
-    args: Any, current: Callable[[], Tensor], old: Tensor | None, rollout: Tensor | None
 ) -> Tensor:
     """`log pi` of the distillation term; README.md tells why "current" is the default."""
     source = getattr(args, "opd_baseline", None) or "current"
-    if source == "current":
-        return current()
-    if source == "old":
-        return current() if old is None else old
     if source == "rollout" and rollout is not None:
         return rollout
-    raise ConfigError(f"opd_baseline {source!r} is not one of current, old, rollout (or not there)")
-
-
-def _unscaled(backend: Backend, args: Any, batch: Batch, logits: Tensor, current: Tensor) -> Tensor:
-    """The current log-probs of the whole softmax at temperature 1, as engines score the teacher's.
-
-    At another `rollout_temperature` the two would belong to different distributions, and their
-    difference would be there even where teacher and policy agree.
-    """
-    if number(args, "rollout_temperature", 1.0) == number(args, "rollout_top_p", 1.0) == 1.0:
+    if source not in ("current", "old"):
+        raise ConfigError(
+            f"opd_baseline {source!r} is not one of current, old, rollout (or not there)"
+        )
+    if source == "old" and recomputed is not None:
+        return recomputed
+    if _number(args, "rollout_temperature", 1.0) == 1.0:
         return current
+    # Engines score the teacher at temperature 1. At another one the two would belong to different
+    # distributions, and their difference would be there even where teacher and policy agree.
     plain = copy.copy(args)
-    plain.rollout_temperature = plain.rollout_top_p = 1.0
+    plain.rollout_temperature = 1.0
     with torch.no_grad():
-        parts, _ = backend.sampled(plain, batch, logits.detach(), with_entropy=False)
+        parts, _ = backends.sampled(plain, batch, logits.detach())
     return torch.cat(parts) if parts else current
+
+
+_UNSUPPORTED = (
+    "custom_tis_function_path",
+    "use_opsm",
+    "use_unbiased_kl",
+    "get_mismatch_metrics",  # slime weighs the loss by it, not only its metrics
+    "custom_pg_loss_reducer_function_path",
+)
+
+
+def _refuse_unsupported(args: Any, *, opd: bool) -> None:
+    """Raise ConfigError for settings of slime that these losses would silently ignore."""
+    for name in _UNSUPPORTED:
+        if getattr(args, name, False):
+            raise ConfigError(f"openclaw_rl.losses does not implement {name}; unset it")
+    if opd and getattr(args, "use_opd", False):
+        raise ConfigError("use_opd adds slime's own distillation to the advantages; unset it")
+    if _number(args, "rollout_top_p", 1.0) != 1.0:
+        raise ConfigError("openclaw_rl.losses learn over the whole softmax; unset rollout_top_p")
+    if (estimator := getattr(args, "advantage_estimator", None)) in ("gspo", "cispo"):
+        raise ConfigError(
+            f"openclaw_rl.losses uses the token-level ratio; advantage_estimator {estimator} "
+            "belongs to slime's policy_loss"
+        )
+
+
+def _number(args: Any, name: str, default: float) -> float:
+    value = _optional(args, name)
+    return default if value is None else value
+
+
+def _optional(args: Any, name: str) -> float | None:
+    """`args.name` as a float, None where it is absent or None."""
+    value = getattr(args, name, None)
+    return None if value is None else float(value)

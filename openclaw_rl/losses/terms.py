@@ -9,33 +9,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = (
-    20.0  # exp(20) is past every clip, and times an advantage of 0 it is still 0, not NaN
-)
-KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
+# exp(20) is past every clip, and times an advantage of 0 it is still 0, not NaN
+MAX_LOG_RATIO = 20.0
 
 
-def approx_kl(
-    log_probs: Tensor, base: Tensor, kind: str, importance_ratio: Tensor | None = None
-) -> Tensor:
+def approx_kl(log_probs: Tensor, base: Tensor, kind: str) -> Tensor:
     """Per-token estimate of KL(policy || base) from sampled tokens.
 
     Estimators k1, k2, k3 of J. Schulman, "Approximating KL Divergence" (2020), with
     `d = log pi - log pi_base`: `k1 = d`, `k2 = d^2 / 2`, `k3 = exp(-d) - 1 + d`; `low_var_kl` is
-    k3 held within [-10, 10]. `importance_ratio` (pi / pi_old) makes it unbiased on samples of the
-    old policy.
+    k3 held within [-10, 10].
     """
     d = log_probs - base
     if kind == "k1":
-        kl = d
-    elif kind == "k2":
-        kl = d.square() / 2
-    elif kind in ("k3", "low_var_kl"):
-        kl = torch.expm1(-d) + d
-    else:
-        raise ValueError(f"kl_loss_type {kind!r} is unknown; it is one of {', '.join(KL_TYPES)}")
-    if importance_ratio is not None:
-        kl = importance_ratio * kl
+        return d
+    if kind == "k2":
+        return d.square() / 2
+    if kind not in ("k3", "low_var_kl"):
+        raise ValueError(f"kl_loss_type {kind!r} is unknown; it is k1, k2, k3 or low_var_kl")
+    kl = torch.expm1(-d) + d
     return kl.clamp(-10, 10) if kind == "low_var_kl" else kl
 
 
@@ -138,20 +130,3 @@ def _log_rest(mass: Tensor) -> Tensor:
 
 def _held(gap: Tensor, clip: float | None) -> Tensor:
     return gap if clip is None else gap.clamp(-clip, clip)
-
-
-def combined_advantage(
-    rewards: Tensor | None, distillation: Tensor | None, w_rl: float, w_opd: float
-) -> Tensor:
-    """`w_rl * r + w_opd * (log pi_T - log pi)`; an absent term or a weight of 0 adds nothing."""
-    terms = []
-    if rewards is not None and w_rl != 0:
-        terms.append(w_rl * rewards.detach())
-    if distillation is not None and w_opd != 0:
-        terms.append(w_opd * distillation.detach())
-    if terms:
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
-    some = rewards if rewards is not None else distillation
-    if some is None:
-        raise ValueError("an advantage needs at least one of its two terms")
-    return torch.zeros_like(some)

@@ -24,7 +24,7 @@ CASES: list[dict[str, Any]] = [
     {"use_kl_loss": True, "kl_loss_type": "k1"},
     {"use_kl_loss": True, "kl_loss_type": "k2"},
     {"use_kl_loss": True, "kl_loss_type": "k3", "entropy_coef": 0.01},
-    {"use_kl_loss": True, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True},
+    {"use_kl_loss": True, "kl_loss_type": "low_var_kl"},
     {"use_rollout_logprobs": True, "calculate_per_token_loss": True},
     {"without": "log_probs"},
 ]
@@ -87,8 +87,6 @@ def plain_policy_loss(args: Any, batch: Any, logits: Tensor, reduce: Any) -> tup
     if args.use_kl_loss:
         d = new - torch.cat(batch["ref_log_probs"])
         kl = {"k1": d, "k2": d**2 / 2}.get(args.kl_loss_type, (-d).exp() - 1 + d)
-        if args.use_unbiased_kl:
-            kl = ratio * kl
         if args.kl_loss_type == "low_var_kl":
             kl = kl.clamp(-10, 10)
         metrics["kl_loss"] = reduce(kl)

@@ -1,4 +1,4 @@
-"""What README.md of the losses says of the top-K term's memory and gradient."""
+"""What docs/performance.md says of the top-K term's memory and gradient."""
 
 from __future__ import annotations
 
