@@ -41,7 +41,7 @@ def is_overflow(error: EngineError) -> bool:
     return refused or isinstance(error, ContextOverflow)
 
 
-class EngineClient:
+class EngineJudge:
     """A model behind an engine of ours; the prompt is rendered here."""
 
     def __init__(self, engine: Engine, chat: ChatTokenizer) -> None:
@@ -87,7 +87,7 @@ class EngineClient:
         return text, self._chat.encode(text)
 
 
-class OpenAIClient:
+class OpenAIJudge:
     """A model at an OpenAI-compatible address (`https://host`, `https://host/v1`, or the full path
     of its chat completions)."""
 
@@ -163,4 +163,4 @@ class OpenAIClient:
         await self._openai.close()
 
 
-JudgeClient = EngineClient | OpenAIClient
+JudgeClient = EngineJudge | OpenAIJudge

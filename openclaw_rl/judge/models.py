@@ -15,14 +15,13 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.client import EngineClient as Engine
-from openclaw_rl.engine.client import engine_api
+from openclaw_rl.engine.client import EngineClient, engine_api
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal.records import Endpoint
 from openclaw_rl.journal.store import Journal
-from openclaw_rl.judge.client import EngineClient, JudgeClient, OpenAIClient
+from openclaw_rl.judge.client import EngineJudge, JudgeClient, OpenAIJudge
 from openclaw_rl.judge.prompts import hint_prompt, text_of, verdict_prompt
 from openclaw_rl.judge.teacher import (
     TeacherValues,
@@ -61,7 +60,7 @@ class Models:
         self._tokenizers: dict[str, ChatTokenizer] = {}
         self._places: dict[Role, Endpoint] = {}
         """Where each role was found last."""
-        self._engines: dict[Role, Engine] = {}
+        self._engines: dict[Role, EngineClient] = {}
         self._clients: dict[tuple[Role, str], JudgeClient] = {}
         self._open: list[Any] = []
         self.counters: Counter[str] = Counter()
@@ -185,17 +184,17 @@ class Models:
         if name in self._clients:
             return self._clients[name]
         if elsewhere:
-            client = OpenAIClient(url, model, self._of(role, "api_key"))
+            client = OpenAIJudge(url, model, self._of(role, "api_key"))
             self._open.append(client)
             return self._clients.setdefault(name, client)
         path = self._of(role, "model_path") or self._args.hf_checkpoint
         chat = await self._tokenizer(path)
-        return self._clients.setdefault(name, EngineClient(self._engine(role), chat))
+        return self._clients.setdefault(name, EngineJudge(self._engine(role), chat))
 
-    def _engine(self, role: Role) -> Engine:
+    def _engine(self, role: Role) -> EngineClient:
         if role not in self._engines:
             pool = connections(self._key(role))
-            engine = self._engines[role] = Engine(
+            engine = self._engines[role] = EngineClient(
                 lambda: engine_api(self._places[role].info.get("engine")),
                 lambda: self._places[role].url,
                 pool,

@@ -11,7 +11,7 @@ from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import open_engine
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
-from openclaw_rl.judge.client import EngineClient, OpenAIClient, is_overflow
+from openclaw_rl.judge.client import EngineJudge, OpenAIJudge, is_overflow
 from openclaw_rl.judge.votes import VERDICT_SCHEMA
 from tests.fakes.engine import FakeEngine, Fault
 from tests.fakes.model import tiny_tokenizer
@@ -32,7 +32,7 @@ async def http():
 
 
 def client_of(url, http, chat, **options):
-    return EngineClient(open_engine("sglang", url, http, **options), chat)
+    return EngineJudge(open_engine("sglang", url, http, **options), chat)
 
 
 async def ask(llm, max_tokens=64):
@@ -103,7 +103,7 @@ async def test_engine_overflow_and_absence(chat, http) -> None:
 
 async def test_openai_completion() -> None:
     async with FakeChat() as fake:
-        llm = OpenAIClient(fake.url, model="m", api_key="k")
+        llm = OpenAIJudge(fake.url, model="m", api_key="k")
         assert (await ask(llm)).text == fake.default
         body = fake.bodies[0]
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.3, 64)
@@ -115,7 +115,7 @@ async def test_openai_address_forms() -> None:
     async with FakeChat() as fake:
         host = fake.url.removesuffix("/v1")
         for url in (host, f"{host}/", f"{host}/v1/", f"{host}/v1/chat/completions"):
-            assert (await ask(OpenAIClient(url))).finished
+            assert (await ask(OpenAIJudge(url))).finished
 
 
 async def test_openai_gives_up_what_the_endpoint_does_not_take() -> None:
@@ -128,7 +128,7 @@ async def test_openai_gives_up_what_the_endpoint_does_not_take() -> None:
 
     async with FakeChat() as fake:
         fake.refuse = refuse
-        llm = OpenAIClient(fake.url)
+        llm = OpenAIJudge(fake.url)
         await ask(llm)
         await ask(llm)
         assert len(fake.bodies) == 5
@@ -137,7 +137,7 @@ async def test_openai_gives_up_what_the_endpoint_does_not_take() -> None:
 
 async def test_openai_reasoning_and_cut_off() -> None:
     async with FakeChat() as fake:
-        llm = OpenAIClient(fake.url)
+        llm = OpenAIJudge(fake.url)
         reasoning = {"content": None, "reasoning_content": "verdict: 1"}
         fake.answers.append({"message": reasoning, "finish_reason": "stop"})
         assert (await ask(llm)).text == ""
@@ -150,21 +150,21 @@ async def test_case_27_openai_away(status: int) -> None:
     async with FakeChat() as fake:
         fake.default = status
         with pytest.raises(EngineUnavailable):
-            await ask(OpenAIClient(fake.url))
+            await ask(OpenAIJudge(fake.url))
         url = fake.url
     with pytest.raises(EngineUnavailable):
-        await ask(OpenAIClient(url))
+        await ask(OpenAIJudge(url))
 
 
 async def test_openai_refusals() -> None:
     async with FakeChat() as fake:
         fake.default = 401
         with pytest.raises(EngineRefused) as error:
-            await ask(OpenAIClient(fake.url))
+            await ask(OpenAIJudge(fake.url))
         assert error.value.status == 401
         assert not is_overflow(error.value)
         fake.refuse = lambda body: "This model's maximum context length is 10 tokens. SECRET"
         with pytest.raises(EngineRefused) as error:
-            await ask(OpenAIClient(fake.url))
+            await ask(OpenAIJudge(fake.url))
         assert is_overflow(error.value)
         assert "SECRET" not in str(error.value)
