@@ -8,7 +8,7 @@ version that the engine refuses is logged, counted (`adapter_refused`), shown by
 status`, and not used. An engine that was away or was started anew gets the present version as soon
 as it answers; training goes on meanwhile.
 
-A name holds the run (`checkpoint.run_of`), the version and a digest of the weights, so equal names
+A name holds the run (`run_of`), the version and a digest of the weights, so equal names
 are equal weights, whoever loaded them.
 """
 
@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 import time
 from argparse import Namespace
 from concurrent import futures
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from openclaw_rl.engine.client import open_engine
-from openclaw_rl.engine.survey import Needs, Survey, survey
+from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
@@ -45,6 +46,16 @@ _PAUSE = 1.0
 _SYNC_SECONDS = 2.0
 """How often the engine is asked what it holds."""
 _LISTEN_SECONDS = 2.0
+
+
+def run_of(root: Path) -> str:
+    """A name for the run whose checkpoints are in `root`, made up once and kept there: the same
+    path may be another run's on another machine."""
+    file = root / "run"
+    if not file.exists():
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_text(secrets.token_hex(4), encoding="ascii")
+    return file.read_text(encoding="ascii")
 
 
 def needs_of(args: Namespace) -> Needs:
@@ -77,11 +88,11 @@ class ExternalEngine:
         cannot do what they ask for, or does not take the first adapter."""
         self._loop = asyncio.get_running_loop()
         self._http = await self._open.enter_async_context(connections(self._args.engine_api_key))
-        self._run = await asyncio.to_thread(checkpoint.run_of, self._root)
+        self._run = await asyncio.to_thread(run_of, self._root)
         self._newest = await asyncio.to_thread(self._adapter, version)
         while self.current is None:
             try:
-                self._found = await self._survey()
+                await self._survey()
                 self._check()
                 self._engine = open_engine(self._kind, self._engine_url, self._http)
                 wrong = await self._load_newest()
@@ -116,18 +127,15 @@ class ExternalEngine:
                 log.debug("[host] old versions stay for now: %s", error)
             self._synced = self._loop.time()
 
-    def busy(self) -> bool:
-        return False  # the engine has a device of its own, or shares it as its user decided
+    def give_way(self) -> None:
+        """The engine has a device of its own, or shares it as its user decided."""
 
     async def close(self) -> None:
         await self._open.aclose()
 
-    # -- event loop --------------------------------------------------------------------------------
-
-    async def _survey(self) -> Survey:
-        found = await survey(self._kind, self._engine_url, self._http, self._needs.candidates)
-        self._kind = found.kind
-        return found
+    async def _survey(self) -> None:
+        self._found = await survey(self._kind, self._engine_url, self._http, self._needs.candidates)
+        self._kind = self._found.kind
 
     def _check(self) -> None:
         """Raise ConfigError where the engine cannot do what the settings ask for."""
@@ -158,7 +166,7 @@ class ExternalEngine:
         newest, held = self._newest, await self._engine.adapters()
         if lost := self.current is not None and self.current.name not in held:
             # It was started anew, and perhaps otherwise.
-            self._found = await self._survey()
+            await self._survey()
             self._refused.clear()
         wrong = await self._load(newest, held)
         if not wrong:
@@ -211,8 +219,6 @@ class ExternalEngine:
             else:
                 log.info("[host] the engine serves the newest version")
             self._logged = wrong
-
-    # -- files and the journal ---------------------------------------------------------------------
 
     def _adapter(self, version: int) -> Adapter:
         """The adapter of a checkpoint, whose name takes a reading of all its weights."""

@@ -46,6 +46,7 @@ log = logging.getLogger("openclaw_rl.host")
 GIVE_WAY_SECONDS = 0.5  # at most so long between two micro-batches, or training would starve
 WATCH_SECONDS = 0.5
 STEP_SECONDS = 30.0  # time that the trainer has to give up what it is doing at a stop
+HALF_OF_CORES = max(1, (os.cpu_count() or 2) // 2)
 _CPU_KV_BYTES = 1 << 30
 _KV_SHARE = 0.35
 """Of a card's memory that the weights leave free; the rest is for training steps. On 16 GB it gives
@@ -53,11 +54,10 @@ a 4B model the 16,000 tokens of docs/memory.md."""
 
 
 class Serving(Protocol):
-    """What serves the weights. `publish` is called by the trainer's thread, the rest by the event
-    loop; `url` is None until requests are served."""
+    """What serves the weights. The trainer's thread calls `publish` and `give_way`, the event loop
+    the rest; `url` is None until requests are served."""
 
-    @property
-    def url(self) -> str | None: ...
+    url: str | None
 
     async def start(self, version: int) -> None:
         """Serve the checkpoint of this version, and publish the address."""
@@ -65,11 +65,11 @@ class Serving(Protocol):
     def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
         """Serve a newer one, saved already."""
 
+    def give_way(self) -> None:
+        """Let requests under way pass, where they are on the trainer's device."""
+
     async def watch(self) -> None:
         """Called twice a second. Raises EngineError where serving has ended."""
-
-    def busy(self) -> bool:
-        """Whether training should wait for requests under way."""
 
     async def close(self) -> None: ...
 
@@ -103,21 +103,19 @@ class Host:
         self.loaded = LoadedModel.load(
             args.hf_checkpoint, dtype=args.dtype, device=device, lora=lora
         )
-        half = max(1, (os.cpu_count() or 2) // 2)
-        self.train_threads = args.train_threads or half
         self.serving: Serving
         if args.engine_url:
             context = args.context_length or self.loaded.context_length
             self.serving = ExternalEngine(args, self.journal, context)
         else:
-            self.serving = Embedded(args, self.loaded, half, self.journal)
+            self.serving = EmbeddedEngine(args, self.loaded, self.journal)
         self.trainer = Trainer(
             args,
             self.loaded.trainer_model(args.seed),
             self.journal,
             checkpoints,
             self.serving.publish,
-            self._give_way,
+            self.serving.give_way,
         )
         log.info("[host] %s loaded in %.1f s (%s, %s)", type(self.loaded.model).__name__,
                  time.monotonic() - began, self.loaded.dtype, device)  # fmt: skip
@@ -158,10 +156,8 @@ class Host:
             await self.serving.watch()
             await asyncio.sleep(WATCH_SECONDS)
 
-    # -- trainer thread ----------------------------------------------------------------------------
-
     def _train(self) -> None:
-        torch.set_num_threads(self.train_threads)  # of this thread only
+        torch.set_num_threads(self.args.train_threads or HALF_OF_CORES)  # of this thread only
         try:
             self.trainer.run()
         except Exception as error:
@@ -172,27 +168,19 @@ class Host:
                 log.debug("[train] traceback", exc_info=error)
                 self.journal.count("training_stopped")
 
-    def _give_way(self) -> None:
-        """On a GPU both threads share one device: let requests under way have it for a moment."""
-        until = time.monotonic() + GIVE_WAY_SECONDS
-        while self.serving.busy() and time.monotonic() < until and not self.stop.is_set():
-            time.sleep(0.005)
 
-
-class Embedded:
+class EmbeddedEngine:
     """The embedded engine, see `Serving`. A dead engine thread is an EngineError of `watch`."""
 
-    def __init__(
-        self, args: Namespace, loaded: LoadedModel, threads: int, journal: Journal
-    ) -> None:
-        self._port: int = args.engine_port
-        self._loaded, self._journal = loaded, journal
+    def __init__(self, args: Namespace, loaded: LoadedModel, journal: Journal) -> None:
+        self._args, self._loaded, self._journal = args, loaded, journal
+        self._shares_gpu = loaded.device.type == "cuda"
         self.core = EngineCore(
             loaded,
             kv_tokens=args.engine_kv_tokens or kv_tokens(loaded),
             max_running=args.engine_max_streams,
             context_length=args.context_length,
-            threads=args.engine_threads or threads,
+            threads=args.engine_threads or HALF_OF_CORES,
         )
         wanted, holds = args.context_length, self.core.context_length
         if holds < (wanted or 0):
@@ -205,34 +193,33 @@ class Embedded:
                         "the KV cache holds no more (--kv-tokens)",
                         holds, loaded.context_length)  # fmt: skip
         self._server: EngineServer | None = None
-
-    @property
-    def url(self) -> str | None:
-        return None if self._server is None else self._server.url
+        self.url: str | None = None
 
     async def start(self, version: int) -> None:
         self.core.start()
         # The key of before, or clients that know it are refused until they look it up again.
         before = await asyncio.to_thread(self._journal.endpoint, "policy")
         key = None if before is None else before.info.get("key")
-        self._server = await serve_engine(self.core, self._port, key=key)
+        self._server = await serve_engine(self.core, self._args.engine_port, key=key)
+        self.url = self._server.url
         await asyncio.to_thread(self._announce, self._server, version)
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
-        if self._loaded.device.type == "cuda":
+        if self._shares_gpu:
             torch.cuda.current_stream(self._loaded.device).synchronize()
         self.core.start()  # the weights of a resumed run come before anything is served
         self.core.publish(version, weights).result(timeout=300)
         if self._server is not None:
             self._announce(self._server, version)
 
+    def give_way(self) -> None:
+        until = time.monotonic() + GIVE_WAY_SECONDS
+        while self._shares_gpu and any(self.core.load) and time.monotonic() < until:
+            time.sleep(0.005)
+
     async def watch(self) -> None:
         if not self.core.alive:
             raise EngineError("the engine thread died; see the log above")
-
-    def busy(self) -> bool:
-        """Whether requests are under way, which a trainer on the same GPU lets pass."""
-        return self._loaded.device.type == "cuda" and any(self.core.load)
 
     async def close(self) -> None:
         if self._server is not None:

@@ -15,6 +15,7 @@ Owns the trainer's model; runs in one thread. Knows the engine only as a functio
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import threading
 import time
@@ -68,9 +69,7 @@ class Trainer:
             flag = "--custom-convert-samples-to-train-data-path"
             self.convert = load_hook(path, default_name="convert", flag=flag)
         self.state = TrainState()
-        self.failed = (-1, 0)  # rollout, and how often learning it has failed
-
-    # -- starting ----------------------------------------------------------------------------------
+        self.failed = 0  # how often in a row a batch could not be learnt
 
     def resume(self) -> TrainState:
         """Load the newest checkpoint, settle unfinished leases by it, publish its weights."""
@@ -90,14 +89,10 @@ class Trainer:
         for rollout_id in self.journal.leases(self.args.host_name):
             if rollout_id <= self.state.rollout_id:
                 self._finish(rollout_id)
-                log.info("[train] rollout %d was saved before the stop: marked trained",
-                         rollout_id)  # fmt: skip
+                log.info("[train] rollout %d was saved before: marked trained", rollout_id)
             else:
                 n = self._give_back(rollout_id)
-                log.info("[train] rollout %d was not trained: %d turns given back",
-                         rollout_id, n)  # fmt: skip
-
-    # -- the loop ----------------------------------------------------------------------------------
+                log.info("[train] rollout %d was not trained: %d turns given back", rollout_id, n)
 
     def run(self) -> None:
         """Train until `stop` is set or `args.num_rollout` batches are done, over all starts.
@@ -113,12 +108,11 @@ class Trainer:
                 return
             try:
                 self.settle_leases()  # what a failed attempt left open
-                began = time.monotonic()
                 output = self.rollout(self.args, rollout_id, None, evaluation=False)
                 # Older rollout functions of slime return the samples themselves.
                 samples = flatten(getattr(output, "samples", output) or [])
                 if samples and not self.stop.is_set():
-                    self.train(samples, rollout_id, time.monotonic() - began)
+                    self.train(samples, rollout_id)
                 pause = FIRST_PAUSE
             except (HookError, ConfigError):
                 self._give_back(rollout_id)
@@ -141,55 +135,44 @@ class Trainer:
                 pause = min(2 * pause, LONGEST_PAUSE)
         self._give_back(self.state.rollout_id + 1)
 
-    def train(
-        self, samples: Sequence[Sample], rollout_id: int, waited: float = 0.0
-    ) -> list[StepReport]:
-        """Learn one batch and carry it through to `mark_trained` (or to dropping it). `waited`:
-        seconds that the rollout took."""
+    def train(self, samples: Sequence[Sample], rollout_id: int) -> list[StepReport]:
+        """Learn one batch and carry it through to `mark_trained` (or to dropping it)."""
         began = time.monotonic()
         data = self.convert(self.args, list(samples))
         if not data["tokens"]:
             raise HookError("the conversion of a rollout gave no samples")
+        version = self.state.version
         try:
             reports = self.learner.learn(data)
         except (HookError, ConfigError, _Stopped):
             raise
         except Exception:
-            self._count_failure(rollout_id, samples)
+            self.failed += 1
+            if self.failed >= ATTEMPTS and not self.stop.is_set():
+                self.state = TrainState(version, rollout_id, {"train_failed": turn_ids(samples)})
+                self._finish(rollout_id)
+                self.failed = 0
+                log.error("[train] rollout %d: its turns are dropped (train_failed)", rollout_id)
             raise
+        self.failed = 0
         dropped = _left_out(samples, reports)
         if any(report.skipped is None for report in reports):
-            state = TrainState(self.state.version + 1, rollout_id, dropped)
+            state = TrainState(version + 1, rollout_id, dropped)
             self.checkpoints.save(state, self.model, self.learner.optimizer)
             self.state = state
             self.publish(state.version, self._weights())
         else:
-            self.state = TrainState(self.state.version, rollout_id, dropped)
+            self.state = TrainState(version, rollout_id, dropped)
         self._finish(rollout_id)
-        took = time.monotonic() - began
         for report in reports:
-            if report.skipped is not None:
-                self.journal.count(f"step_skipped_{report.skipped}")
-            self._say(report, rollout_id, f"rollout {waited:.1f} s, train {took:.1f} s")
+            self._say(report, rollout_id, time.monotonic() - began)
+        release_memory()
         return reports
-
-    # -- parts -------------------------------------------------------------------------------------
 
     def _pause(self) -> None:
         if self.stop.is_set():
             raise _Stopped
         self.give_way()
-
-    def _count_failure(self, rollout_id: int, samples: Sequence[Sample]) -> None:
-        """After `ATTEMPTS` failures to learn a batch its turns are dropped."""
-        last, number = self.failed
-        self.failed = (rollout_id, number + 1 if last == rollout_id else 1)
-        if self.failed[1] >= ATTEMPTS and not self.stop.is_set():
-            self.state = TrainState(
-                self.state.version, rollout_id, {"train_failed": turn_ids(samples)}
-            )
-            self._finish(rollout_id)
-            log.error("[train] rollout %d: its turns are dropped (train_failed)", rollout_id)
 
     def _finish(self, rollout_id: int) -> None:
         host, now = self.args.host_name, time.time()
@@ -207,28 +190,36 @@ class Trainer:
         state = get_peft_model_state_dict(self.model)
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
-    def _say(self, report: StepReport, rollout_id: int, times: str) -> None:
+    def _say(self, report: StepReport, rollout_id: int, seconds: float) -> None:
         """A line of log, and for `status` and `/metrics` how far engine and trainer were apart on
         the step's tokens; `truncated`: which share of them had its importance weight cut."""
         log.info(
             "[train] rollout %d · version %d · %d turns · reward %+.2f · %.0f tokens a turn · "
-            "loss %.4f · grad %.3f · logprob diff %.4f (max %.2f) · %s%s",
+            "loss %.4f · grad %.3f · logprob diff %.4f (max %.2f) · %.1f s%s",
             rollout_id, self.state.version, report.turns, report.reward,
             report.trained_tokens / max(1, report.turns), report.loss, report.grad_norm,
-            report.logprob_diff, report.logprob_diff_max, times,
+            report.logprob_diff, report.logprob_diff_max, seconds,
             "" if report.skipped is None else f" · SKIPPED ({report.skipped})",
         )  # fmt: skip
         log.debug("[train] metrics %s", {k: round(v, 5) for k, v in report.metrics.items()})
-        cut = report.metrics.get("tis_clipfrac")
+        if report.skipped is not None:
+            self.journal.count(f"step_skipped_{report.skipped}")
         info = {
             "rollout": rollout_id,
-            "mean": round(report.logprob_diff, 6),
-            "max": round(report.logprob_diff_max, 6),
+            "mean": report.logprob_diff,
+            "max": report.logprob_diff_max,
             "tokens": report.compared_tokens,
-            "truncated": None if cut is None else round(cut, 6),
+            "truncated": report.metrics.get("tis_clipfrac"),
             "skipped": report.skipped,
         }
         self.journal.publish("trainer", "", info, time.time())
+
+
+def release_memory() -> None:
+    """Give what the C library holds of freed memory back to the system: between the long-lived
+    tensors of several threads, blocks of many sizes leave gaps that grow with every step."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _left_out(samples: Sequence[Sample], reports: Sequence[StepReport]) -> dict[str, list[str]]:

@@ -466,3 +466,10 @@ async def test_no_reply_fails_or_mixes_versions_while_versions_change(stand: Sta
         for versions in await asyncio.gather(*talks):
             assert versions == sorted(versions)
     assert stand.fake.aborts == []
+
+
+def test_a_run_has_a_name_of_its_own_that_it_keeps(tmp_path: Path) -> None:
+    first = external.run_of(tmp_path / "one")
+    assert external.run_of(tmp_path / "one") == first
+    assert external.run_of(tmp_path / "two") != first
+    assert checkpoint.folders(tmp_path / "one") == []

@@ -64,7 +64,7 @@ async def test_a_step_becomes_an_adapter_and_a_mismatch_is_shown_and_bounded(
                 assert folder.name == checkpoint.name_of(1)
                 about = json.loads((folder / "adapter_config.json").read_text())
                 assert about["peft_type"] == "LORA"
-                until(lambda: journal.outcomes().trained == 2)
+                until(lambda: journal.outcomes().trained == 2 and info(journal, "trainer"))
                 gap = info(journal, "trainer")
                 assert gap["tokens"] == 8
                 assert 0 < gap["mean"] <= gap["max"]

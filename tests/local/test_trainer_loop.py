@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -467,3 +469,28 @@ def test_state_file_names_what_decides_after_a_crash(tmp_path):
     state = json.loads((checkpoint.folders(tmp_path)[0] / "state.json").read_text())
     assert (state["version"], state["rollout_id"]) == (1, 0)
     assert math.isfinite(weights(t.model).sum())
+
+
+def test_memory_between_steps_goes_back_to_the_system():
+    """Blocks as torch frees them: many, with long-lived ones between."""
+    program = """
+import resource
+from openclaw_rl.local.trainer import release_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() >> 20
+
+before = resident()
+blocks = [bytearray(64 << 10) for _ in range(4000)]
+kept = blocks[::100]
+del blocks
+held = resident() - before
+release_memory()
+print(held, resident() - before)
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    held, left = map(int, out.split())
+    if held < 200:
+        pytest.skip("this C library gives freed memory back by itself")
+    assert left < 50
