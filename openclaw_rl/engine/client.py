@@ -20,24 +20,18 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import orjson
 
-from openclaw_rl.engine.sglang import SGLang
+from openclaw_rl.engine.kinds import EngineAPI, engine_api
 from openclaw_rl.engine.transport import NO_REASON, RETRIED_STATUS, Lost, Transport, reason_of
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, joined
-from openclaw_rl.engine.vllm import VLLM
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
-
-EngineAPI = SGLang | VLLM
-KINDS: Mapping[str, type[SGLang] | type[VLLM]] = {"sglang": SGLang, "vllm": VLLM}
-"""By the names that settings use."""
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -46,14 +40,6 @@ _FAULTS = 3
 """Tries of a request to which the engine answers with an error of its own (500)."""
 _LOAD_SECONDS = 300.0
 """For an adapter to be read, perhaps over a network, by an engine under load."""
-
-
-def engine_api(kind: str | None, known: Mapping[str, Any] = MappingProxyType({})) -> EngineAPI:
-    """How an engine of this kind is spoken to (None and "embedded": as SGLang is). `known`: what
-    was found out of its abilities, by name."""
-    api = KINDS.get(kind or "", SGLang)
-    found = {one.name: known[one.name] for one in fields(Abilities) if one.name in known}
-    return api(replace(api.abilities, **found))
 
 
 def open_engine(

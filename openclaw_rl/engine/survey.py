@@ -15,9 +15,9 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.engine.client import KINDS, EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.kinds import KINDS, VLLM
 from openclaw_rl.engine.types import Abilities
-from openclaw_rl.engine.vllm import VLLM
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
 
 _PROMPT = (11, 12, 13)

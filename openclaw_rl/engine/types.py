@@ -3,24 +3,16 @@ that made it. Nothing here knows a kind of engine; everything above knows only t
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
-
-from openclaw_rl.errors import EngineError
 
 OnWait = Callable[[str], None]
 """Called with a short reason each time generation is held up (engine away, or aborted)."""
 
 Candidates = list[tuple[float, int]]
 """The likeliest tokens of one position as (natural-log probability, id), likeliest first."""
-
-_IDS = range(2**31)
-"""What can be a token id: journals keep 32 bits."""
-_ROUNDING = 1e-3
-"""A log-prob may exceed 0 by rounding, not by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,57 +154,3 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Reply:
             reply.finish = delta.finish or reply.finish
             reply.cached_tokens = max(reply.cached_tokens, delta.cached_tokens)
     return reply
-
-
-# --- out of what engines send --------------------------------------------------------------------
-
-
-def token_ids(values: Any) -> list[int]:
-    """`values`, if they are token ids. Raises EngineError: a reply with a hole would be trained as
-    if the tokens behind it had followed at once."""
-    if not isinstance(values, list) or not _are_ids(values):
-        raise EngineError("the engine sent something that is not a token id")
-    return values
-
-
-def log_probs(ids: Sequence[int], entries: Sequence[Any]) -> list[float] | None:
-    """The values of `entries` `[log-prob, id, ...]` if they name these ids, each beside a finite
-    value; else None. Nothing is padded."""
-    try:
-        values = [entry[0] for entry in entries]
-        named = [entry[1] for entry in entries] == list(ids)
-    except (TypeError, LookupError):
-        return None
-    return values if named and all(map(_is_log_prob, values)) else None
-
-
-def candidates(count: int, places: Any) -> list[Candidates] | None:
-    """`count` lists of `[log-prob, id, ...]`, likeliest first; None where they are not that. A
-    null for the log-prob of an impossible token is left out with it."""
-    try:
-        found = [[(one[0], one[1]) for one in place if one[0] is not None] for place in places]
-    except (TypeError, LookupError):
-        return None
-    for pairs in found:
-        ids = [token for _, token in pairs]
-        if not _are_ids(ids) or len(set(ids)) < len(ids):
-            return None
-        if not all(_is_log_prob(value) for value, _ in pairs):
-            return None
-        pairs.sort(reverse=True)
-    return found if len(found) == count else None
-
-
-def finish_of(kind: Any, matched: Any) -> Finish:
-    """The end that the engine names. Raises EngineError for one that is not known."""
-    if kind not in ("stop", "length", "abort"):
-        raise EngineError(f"the engine ended with an unknown finish reason {str(kind)[:40]!r}")
-    return Finish(kind, matched if isinstance(matched, str) else None)
-
-
-def _are_ids(values: Iterable[Any]) -> bool:
-    return all(type(value) is int and value in _IDS for value in values)
-
-
-def _is_log_prob(value: Any) -> bool:
-    return type(value) in (int, float) and -math.inf < value <= _ROUNDING

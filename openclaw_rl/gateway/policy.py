@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from openclaw_rl.config import Config
-from openclaw_rl.engine.client import EngineClient, engine_api
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.types import Adapter
 from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.journal.records import Endpoint

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.client import EngineClient, engine_api
+from openclaw_rl.engine.client import EngineClient
+from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import Sample

@@ -16,7 +16,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from openclaw_rl.engine.client import EngineClient, engine_api, open_engine
+from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter, Engine, Finish, Reply, collect
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engine.client import engine_api
+from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.transport import Lost, reason_of, refusal
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused

@@ -16,7 +16,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from openclaw_rl.engine.client import engine_api, open_engine
+from openclaw_rl.engine.client import open_engine
+from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.types import Adapter, collect
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal

@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.client import EngineClient, engine_api, open_engine
+from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
 from openclaw_rl.errors import ConfigError, ContextOverflow, EngineRefused
