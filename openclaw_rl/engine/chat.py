@@ -12,35 +12,23 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from openclaw_rl.engine.template import ChatTemplate
-from openclaw_rl.errors import ConfigError, EngineRefused
+from openclaw_rl.errors import ConfigError, ContextOverflow, EngineRefused
+from openclaw_rl.types import Turn
 
 SHOWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Marks that reply parsers usually read, so they stay in the text even if the tokenizer calls them
 special; `ChatTokenizer.showing` sets others."""
 
-CHARACTERS_A_TOKEN = 100
+_CHARACTERS_A_TOKEN = 100
 """More than any text has on average: one of a context's length times this need not be tokenised (a
 second for a million characters) to know that it does not fit."""
 _CHARACTER_TOKENS = 4
 """Tokens that one character may take: UTF-8 has at most 4 bytes. What is still no character then
 never will be, and the reader sees the replacement character."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPrompt:
-    """A turn that was served: `rendered_len` characters of template text with hash `rendered_sha`
-    (`text_sha`), and the ids of prompt and output (`tokens`, which ends with `output_ids`). An
-    array of int32 is copied as a block, so a long history costs next to nothing."""
-
-    rendered_len: int
-    rendered_sha: str
-    tokens: Sequence[int]
-    output_ids: Sequence[int]
 
 
 def text_sha(text: str) -> str:
@@ -144,20 +132,44 @@ class ChatTokenizer:
         ids = self.encode(rest[:at])
         return ids if ids and ids[-1] in self._ends else None
 
-    def continue_prompt(
-        self, previous: KnownPrompt, rendered: str, meaning: Callable[[str], Any]
-    ) -> array[int] | None:
-        """The ids of `rendered` where it goes on from `previous`: the known ids, then those of
-        what is new. None where the template would not write the known turn as it was sampled
-        (history rewritten, reasoning dropped): the prompt is then encoded anew.
+    def fill_prompt(
+        self,
+        turn: Turn,
+        parent: Turn | None,
+        meaning: Callable[[str, str], Any],
+        limit: int | None = None,
+    ) -> str:
+        """Put the prompt of `turn` into it (`prompt_ids`, `shares_tokens`, `rendered_len` and
+        `rendered_sha`), as the template writes its messages and tools; returns the text.
 
-        `meaning` turns the text of a reply into a value, equal for replies that are the same
-        (whitespace around calls and in their JSON may differ). A reply that was cut off has no end
-        token; the template's is added then, as part of the prompt, not of what was sampled.
+        It continues `parent` where it can (`continue_prompt`), else it is encoded anew. Raises
+        EngineRefused(400) for what the template refuses, ContextOverflow for a text that cannot but
+        have `limit` tokens or more: it is not tokenised to know how many.
+        """
+        text = self.render(turn.messages, turn.tools, turn.template_kwargs)
+        if limit is not None and (fewest := len(text) // _CHARACTERS_A_TOKEN) >= limit:
+            raise ContextOverflow(fewest, limit)
+        ids = self.continue_prompt(parent, text, meaning) if parent is not None else None
+        turn.shares_tokens = ids is not None
+        turn.prompt_ids = array("i", self.encode(text)) if ids is None else ids
+        turn.rendered_len, turn.rendered_sha = len(text), text_sha(text)
+        return text
+
+    def continue_prompt(
+        self, previous: Turn, rendered: str, meaning: Callable[[str, str], Any]
+    ) -> array[int] | None:
+        """The ids of `rendered` where it goes on from `previous`, a turn that was served: the known
+        ids, then those of what is new. None where the template would not write the known turn as it
+        was sampled (history rewritten, reasoning dropped).
+
+        `meaning` turns the text of a reply, and of the prompt before it, into a value, equal for
+        replies that are the same (whitespace around calls and in their JSON may differ). A reply
+        that was cut off has no end token; the template's is added then, as part of the prompt.
         """
         if len(rendered) <= previous.rendered_len:
             return None
-        if text_sha(rendered[: previous.rendered_len]) != previous.rendered_sha:
+        prompt = rendered[: previous.rendered_len]
+        if text_sha(prompt) != previous.rendered_sha:
             return None
         rest = rendered[previous.rendered_len :]
         if (found := self._first_end(rest)) is None:
@@ -169,13 +181,14 @@ class ChatTokenizer:
             return None  # another end token than the template writes
         if any(token in self._ends for token in sampled):
             return None
-        if meaning(rest[:at]) != meaning(self.decode(sampled)):
+        if meaning(rest[:at], prompt) != meaning(self.decode(sampled), prompt):
             return None
         # The end token is encoded with what follows it: some of them swallow whitespace behind.
         tail = self.encode(rest[at:])
         if not tail or tail[0] != end:
             return None
-        ids = array("i", previous.tokens)
+        ids = array("i", previous.prompt_ids)
+        ids.extend(previous.output_ids)
         ids.extend(tail[1:] if ended else tail)
         return ids
 

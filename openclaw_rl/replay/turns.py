@@ -14,11 +14,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from openclaw_rl.engine.chat import CHARACTERS_A_TOKEN, ChatTokenizer, KnownPrompt, text_sha
-from openclaw_rl.errors import ConfigError, EngineRefused
+from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.errors import ConfigError, ContextOverflow, EngineRefused
 from openclaw_rl.replay.files import Conversation
 from openclaw_rl.session.canonical import (
     Trace,
@@ -31,7 +30,7 @@ from openclaw_rl.session.canonical import (
 from openclaw_rl.session.kind import last_user, side_pattern
 from openclaw_rl.types import Message, Turn
 from openclaw_rl.wire.formats import ReplyFormat, choose_format
-from openclaw_rl.wire.reply import THINK
+from openclaw_rl.wire.reply import opens_reasoning
 
 SOURCE = "replay"
 """What `status` shows these turns as bound by."""
@@ -75,6 +74,8 @@ class Reader:
                 turn = self._turn(past, index, found[-1] if found else None)
             except _LeftOut as error:
                 left_out[str(error)] += 1
+            except ContextOverflow:
+                left_out["too_long"] += 1
             except EngineRefused:
                 left_out["template_refuses"] += 1
             else:
@@ -86,47 +87,37 @@ class Reader:
         history, reply = past.messages[:index], past.messages[index]
         next_state = tuple(followed(past.messages[index + 1 :]))
         _check(history, reply, next_state)
-        prompt = self.tokenizer.render(history, past.tools)
-        if len(prompt) // CHARACTERS_A_TOKEN >= self.context_length:
-            raise _LeftOut("too_long")
-        whole = self.tokenizer.render((*history, reply), past.tools)
-        output = self.tokenizer.reply_ids(prompt, whole)
-        if output is None or not self._writes(reply, output, prompt, past.tools):
-            raise _LeftOut("template_rewrites")
-        known: Sequence[int] | None = None
-        if parent is not None:
-            tokens = [*parent.prompt_ids, *parent.output_ids]
-            at = KnownPrompt(parent.rendered_len, parent.rendered_sha, tokens, parent.output_ids)
-            opened = prompt[: parent.rendered_len].rstrip().endswith(THINK)
-            meaning = partial(self.reply_format.meaning, tools=past.tools, in_reasoning=opened)
-            known = self.tokenizer.continue_prompt(at, prompt, meaning)
-        if known is None:
-            parent = None
-            known = self.tokenizer.encode(prompt)
-        if len(known) + len(output) > self.context_length:
-            raise _LeftOut("too_long")
         traced = read_history(history)
-        return Turn(
+        turn = Turn(
             turn_id="replay-" + _digest([(*history, reply), past.tools]),
             session_id=f"replay-{past.session_id or _digest([past.messages[0], past.tools])}",
             source=SOURCE,
             kind_reason=SOURCE,
-            parent_id=parent.turn_id if parent else None,
-            matched=len(parent.messages) + 1 if parent else 0,
-            shares_tokens=parent is not None,
-            prompt_ids=known,
-            output_ids=output,
             finish_reason="tool_calls" if reply.get("tool_calls") else "stop",
             messages=history,
             reply=reply,
             tools=past.tools,
             request_hash=traced.request_hash,
             node_hash=extend(traced.history_hash, reply),
-            rendered_len=len(prompt),
-            rendered_sha=text_sha(prompt),
             off_policy=True,
             next_state=next_state,
         )
+
+        def meaning(text: str, before: str) -> Any:
+            opened = opens_reasoning(before)
+            return self.reply_format.meaning(text, past.tools, in_reasoning=opened)
+
+        prompt = self.tokenizer.fill_prompt(turn, parent, meaning, self.context_length)
+        whole = self.tokenizer.render((*history, reply), past.tools)
+        output = self.tokenizer.reply_ids(prompt, whole)
+        if output is None or not self._writes(reply, output, prompt, past.tools):
+            raise _LeftOut("template_rewrites")
+        if len(turn.prompt_ids) + len(output) > self.context_length:
+            raise _LeftOut("too_long")
+        turn.output_ids = output
+        if parent is not None and turn.shares_tokens:
+            turn.parent_id, turn.matched = parent.turn_id, len(parent.messages) + 1
+        return turn
 
     def _writes(
         self, reply: Message, output: Sequence[int], prompt: str, tools: Sequence[Any]
@@ -137,7 +128,7 @@ class Reader:
         read = self.reply_format.message(
             self.tokenizer.decode(output),
             offered if names else None,
-            in_reasoning=prompt.rstrip().endswith(THINK),
+            in_reasoning=opens_reasoning(prompt),
         )
         return _said(read) == _said(reply)
 

@@ -38,6 +38,11 @@ class ReplyEvent:
     arguments: str = ""
 
 
+def opens_reasoning(prompt: str) -> bool:
+    """Whether a reply to the prompt begins inside `<think>`."""
+    return prompt.rstrip().endswith(THINK)
+
+
 def message_of(events: Iterable[ReplyEvent]) -> dict[str, Any]:
     """The assistant message of a reply."""
     texts: dict[str, list[str]] = {"content": [], "reasoning": []}

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engine.chat import ChatTokenizer, KnownPrompt, text_sha
+from openclaw_rl.engine.chat import ChatTokenizer, text_sha
 from openclaw_rl.errors import ConfigError, EngineRefused
+from openclaw_rl.types import Turn
 from openclaw_rl.wire.formats import FORMATS
 from tests.fakes import templates
 from tests.fakes.model import EOS_ID, tiny_tokenizer
@@ -67,16 +68,30 @@ def meaning(text: str) -> Any:
 
 
 def continued(
-    chat: ChatTokenizer, known: KnownPrompt, rendered: str, same: Callable[[str], Any] = meaning
+    chat: ChatTokenizer, known: Turn, rendered: str, same: Callable[[str], Any] = meaning
 ) -> Any:
-    ids = chat.continue_prompt(known, rendered, same)
+    ids = chat.continue_prompt(known, rendered, lambda reply, _: same(reply))
     return None if ids is None else ids.tolist()
 
 
-def served(chat: ChatTokenizer, messages: list[Message], output: list[int]) -> KnownPrompt:
+def served(chat: ChatTokenizer, messages: list[Message], output: list[int]) -> Turn:
     rendered = chat.render(messages)
-    tokens = chat.encode(rendered) + output
-    return KnownPrompt(len(rendered), text_sha(rendered), tokens, output)
+    return known_turn(rendered, chat.encode(rendered), output)
+
+
+def known_turn(rendered: str, prompt: list[int], output: list[int]) -> Turn:
+    return Turn(
+        turn_id="t",
+        session_id="s",
+        prompt_ids=prompt,
+        output_ids=output,
+        rendered_len=len(rendered),
+        rendered_sha=text_sha(rendered),
+    )
+
+
+def tokens(turn: Turn) -> list[int]:
+    return [*turn.prompt_ids, *turn.output_ids]
 
 
 def letters(chat: ChatTokenizer, text: str, end: bool = True) -> list[int]:
@@ -269,10 +284,10 @@ def test_sampled_ids_are_kept(chat: ChatTokenizer) -> None:
     rendered = chat.render([*history, assistant("It is Paris."), user("thanks")])
     ids = continued(chat, known, rendered)
     assert ids is not None
-    assert ids[: len(known.tokens)] == known.tokens
+    assert ids[: len(tokens(known))] == tokens(known)
     assert ids != chat.encode(rendered), "the tokenizer would have spelt the reply otherwise"
     tail = "\n<|im_start|>user\nthanks<|im_end|>\n<|im_start|>assistant\n"
-    assert ids[len(known.tokens) :] == chat.encode(tail)
+    assert ids[len(tokens(known)) :] == chat.encode(tail)
 
 
 def test_same_spelling_gives_the_same_ids(chat: ChatTokenizer) -> None:
@@ -288,8 +303,8 @@ def test_case_22_23_truncated_reply_gets_its_end_from_the_template(chat: ChatTok
     rendered = chat.render([*history, assistant("It is Par"), user("go on")])
     ids = continued(chat, known, rendered)
     assert ids is not None
-    assert ids[: len(known.tokens)] == known.tokens
-    assert ids[len(known.tokens)] == EOS_ID, "part of the prompt, never of the reply"
+    assert ids[: len(tokens(known))] == tokens(known)
+    assert ids[len(tokens(known))] == EOS_ID, "part of the prompt, never of the reply"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +325,7 @@ def test_case_21_tool_calls_with_odd_whitespace_are_reused(
     rendered = chat.render([*history, reply, {"role": "tool", "content": "a.txt"}])
     ids = continued(chat, known, rendered)
     assert ids is not None
-    assert ids[: len(known.tokens)] == known.tokens
+    assert ids[: len(tokens(known))] == tokens(known)
 
 
 def test_another_call_or_text_is_not_reused(chat: ChatTokenizer) -> None:
@@ -351,7 +366,7 @@ def test_case_25_reasoning_within_a_round_of_tools_is_kept(qwen: ChatTokenizer) 
     result = {"role": "tool", "content": "a.txt"}
     ids = continued(qwen, known, qwen.render([*history, reply, result]))
     assert ids is not None
-    assert ids[: len(known.tokens)] == known.tokens
+    assert ids[: len(tokens(known))] == tokens(known)
     later = [*history, reply, result, assistant("a.txt"), user("more")]
     assert continued(qwen, known, qwen.render(later)) is None
 
@@ -384,9 +399,9 @@ def test_special_text_typed_by_a_user(chat: ChatTokenizer) -> None:
     rendered = chat.render([*history, assistant("ok"), user(typed)])
     ids = continued(chat, known, rendered)
     assert ids is not None
-    assert ids[: len(known.tokens)] == known.tokens
+    assert ids[: len(tokens(known))] == tokens(known)
     tail = rendered[rendered.rindex("ok" + END + "\n<|im_start|>user") + 2 + len(END) :]
-    assert ids[len(known.tokens) :] == chat.encode(tail)
+    assert ids[len(tokens(known)) :] == chat.encode(tail)
 
 
 def test_end_mark_spelt_in_letters_within_a_reply(chat: ChatTokenizer) -> None:
@@ -450,7 +465,7 @@ def test_two_hundred_turns_equal_the_engines_concatenation(chat: ChatTokenizer) 
         truncated = rng.random() < 0.2
         spelt = letters(chat, text, end=False) if rng.random() < 0.5 else chat.encode(text)
         output = spelt if truncated else [*spelt, EOS_ID]
-        known = KnownPrompt(len(rendered), text_sha(rendered), prompt + output, output)
+        known = known_turn(rendered, prompt, output)
         question = f"question {turn} <|im_end|>" if rng.random() < 0.1 else f"question {turn}"
         messages += [assistant(text), user(question)]
         rendered = chat.render(messages)
