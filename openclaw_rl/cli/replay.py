@@ -38,9 +38,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
         print(f"no new conversations in {folder}")
         return 0
     gateway = config.gateway
-    reader = Reader.open(
-        config.model.path, config.served_name, gateway.reply_format, gateway.context_length or None
-    )
+    reader = Reader.open(config.model.path, gateway.reply_format, gateway.context_length or None)
     done = replay(
         paths,
         reader,

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from openclaw_rl.wire.errors import WireError, too_many_requests, unavailable
+from openclaw_rl.wire.errors import WireError, unavailable
 
 BODY_SECONDS = 60.0
 """How long a request's body may take to arrive."""
@@ -102,7 +102,8 @@ class Limit:
     def slot(self) -> Iterator[None]:
         """Hold one place; raises `WireError` 429 where none is free."""
         if self.now >= self.limit:
-            raise too_many_requests(f"{self.limit} requests are already under way")
+            message = f"{self.limit} requests are already under way"
+            raise WireError(429, message, code="rate_limit_exceeded")
         self.now += 1
         try:
             yield

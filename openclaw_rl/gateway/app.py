@@ -41,11 +41,8 @@ from openclaw_rl.wire.chat import CHAT
 from openclaw_rl.wire.dialect import Dialect, TokenLogprob, turn_of_reply
 from openclaw_rl.wire.errors import (
     WireError,
-    body_too_large,
-    internal,
     invalid,
     prompt_too_long,
-    unauthorized,
     unavailable,
 )
 from openclaw_rl.wire.reply import ReplyEvent
@@ -148,7 +145,7 @@ async def _check_key(request: web.Request, handler: Handler) -> web.StreamRespon
     caller = caller_of(request.headers, api_key)
     if caller is None:
         if request.path != "/healthz":  # a monitor needs no more than states and counts
-            raise unauthorized()
+            raise WireError(401, "a valid API key is required", code="invalid_api_key")
         caller = Caller("")
     elif not api_key and from_a_website(request.headers):
         raise WireError(
@@ -202,13 +199,15 @@ def _told(error: Exception) -> WireError:
         case EngineUnavailable():
             return unavailable(f"the engine is unavailable: {error}")
         case EngineError():
-            return WireError(502, str(error), type="server_error", code="engine_error")
+            return WireError(502, str(error), code="engine_error")
         case JournalError():
             return unavailable(str(error), code="journal_unavailable")
         case web.HTTPRequestEntityTooLarge():
             # aiohttp says it in words only: "Maximum request body size N exceeded, ..."
             numbers = [int(word) for word in (error.text or "").split() if word.isdigit()]
-            return body_too_large(numbers[0] if numbers else 0)
+            limit = numbers[0] if numbers else 0
+            message = f"the request body is larger than {limit} bytes"
+            return WireError(413, message, code="request_too_large")
         case web.HTTPNotFound():
             routes = " and ".join(f"POST {path}" for path in DIALECTS)
             return WireError(404, f"there is no such route; try {routes}", code="not_found")
@@ -223,7 +222,7 @@ def _told(error: Exception) -> WireError:
     frames = traceback.extract_tb(error.__traceback__)[-6:]  # its message may hold what was said
     where = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames))
     log.error("unexpected %s at %s", type(error).__name__, where)
-    return internal()
+    return WireError(500, "internal error", code="internal_error")
 
 
 def _types_only(record: logging.LogRecord) -> bool:

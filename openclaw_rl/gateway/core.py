@@ -452,10 +452,7 @@ def _load_model(config: Config) -> tuple[ChatTokenizer, ReplyFormat, str]:
     marks that the other reads. And what gave the format away."""
     tokenizer = ChatTokenizer.load(config.model.path)
     chosen, by = choose_format(
-        config.gateway.reply_format,
-        tokenizer.template,
-        tokenizer.added_tokens.keys(),
-        config.served_name,
+        config.gateway.reply_format, tokenizer.template, tokenizer.added_tokens.keys()
     )
     log.info("reply format %s (by %s)", chosen.name, by)
     return tokenizer.showing(chosen.marks, chosen.inner), chosen, by

@@ -49,14 +49,10 @@ class Reader:
     context_length: int
 
     @classmethod
-    def open(
-        cls, model_path: str, served_name: str, reply_format: str, context_length: int | None
-    ) -> Reader:
+    def open(cls, model_path: str, reply_format: str, context_length: int | None) -> Reader:
         """The reader for a served model. Raises `ConfigError`."""
         tokenizer = ChatTokenizer.load(model_path)
-        chosen, _ = choose_format(
-            reply_format, tokenizer.template, tokenizer.added_tokens.keys(), served_name
-        )
+        chosen, _ = choose_format(reply_format, tokenizer.template, tokenizer.added_tokens.keys())
         length = context_length or tokenizer.context_length
         if not length:
             raise ConfigError("the model does not state its context length: set --context-length")

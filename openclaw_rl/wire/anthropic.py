@@ -12,56 +12,143 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from pydantic import Field as Bounds
 
 from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
 from openclaw_rl.wire.errors import WireError, invalid, unsupported
 from openclaw_rl.wire.reply import ReplyEvent, assistant_message, call_message
 from openclaw_rl.wire.request import (
+    Body,
     ChatRequest,
-    Field,
     Options,
+    Parts,
     Positive,
     Stops,
-    join_parts,
     read_object,
 )
-
-_ROLES = ("user", "assistant", "system")
 
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """Claude Code's line to Anthropic's accounting at the head of the system prompt. It is not meant
 for a model, and it changes with the client's release: every prompt would begin differently."""
 
-_TEXT_ONLY = "are not supported: this model reads text only"
-
 
 # -- in ------------------------------------------------------------------------------------------
 
 
-class _Thinking(BaseModel):
+_NEEDED = {
+    "text": ("text",),
+    "document": ("source",),
+    "tool_result": ("tool_use_id",),
+    "tool_reference": ("tool_name",),
+    "tool_addition": ("tool",),
+    "tool_removal": ("tool",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),  # another server's, which nobody here can read
+    "tool_use": ("id", "name", "input"),
+}
+"""The types of blocks that are read, and what each must have."""
+_CHANGES = ("tool_addition", "tool_removal")
+_HEARD = ("text", "document", "tool_result", *_CHANGES)
+_ALLOWED = {
+    "user": _HEARD,
+    "system": _HEARD,
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "tool_result": ("text", "document", "tool_reference"),
+    "prompt": ("text",),
+}
+
+
+class _Source(Body):
+    type: Literal["text"]
+    data: str
+
+
+class _NamedTool(Body):
+    type: Literal["tool_reference"]
+    name: str
+
+
+class _Block(Body):
+    """A block of any type."""
+
+    type: str
+    text: str = ""
+    title: str | None = None
+    context: str | None = None
+    source: _Source | None = None
+    tool_use_id: str = Bounds("", min_length=1)
+    content: Parts[_Block] | None = None
+    is_error: bool | None = None
+    tool_name: str = ""
+    tool: _NamedTool | None = None
+    thinking: str = ""
+    id: str = ""
+    name: str = Bounds("", min_length=1)
+    input: dict[str, Any] | None = None
+
+    @property
+    def words(self) -> str:
+        """What it says; of a document with its title and context before it."""
+        if self.source is not None and self.type == "document":
+            return "\n".join(filter(None, (self.title, self.context, self.source.data)))
+        return self.tool_name if self.type == "tool_reference" else self.text
+
+    def check(self, inside: str, at: str) -> None:
+        """Whether it may stand `inside` and is whole; else `WireError` 400."""
+        if self.type not in _ALLOWED[inside]:
+            known = ", ".join(_ALLOWED[inside])
+            words = f"only {known} are supported here: this model reads text only"
+            raise invalid(f"{at}.type", words)
+        for key in _NEEDED[self.type]:
+            if key not in self.model_fields_set or getattr(self, key) is None:
+                raise invalid(f"{at}.{key}", "is required")
+        for index, block in enumerate(self.content or () if self.type == "tool_result" else ()):
+            block.check(self.type, f"{at}.content[{index}]")
+
+
+class _Message(Body):
+    role: Literal["user", "assistant", "system"]
+    content: Parts[_Block]
+
+
+class _Tool(Body):
+    type: Literal["custom"] | None = None  # this server runs no tools of its own
+    name: str = Bounds(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class _Choice(Body):
+    type: Literal["auto", "none"] = "auto"  # a call cannot be forced
+    disable_parallel_tool_use: bool | None = None
+
+
+class _ThinkingOption(Body):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Positive | None = None
     display: str | None = None
 
 
 class MessagesOptions(Options):
-    """What the Messages API (and Claude Code) knows beside the messages."""
+    """What the Messages API (and Claude Code) knows."""
 
     refused = dict.fromkeys(
         ("output_format", "mcp_servers", "container"),
         ([[], {}, ""], "not supported; declare tools that the client itself runs"),
     )
 
-    tools: Any = None
-    tool_choice: Any = None
-    system: Any = None
+    messages: list[_Message] = Bounds(min_length=1, fail_fast=True)
+    system: Parts[_Block] = Bounds([])
+    tools: list[_Tool] = Bounds([], fail_fast=True)
+    tool_choice: _Choice = Bounds(_Choice())
     stop: Stops | None = Bounds(None, alias="stop_sequences")
-    thinking: _Thinking | None = None
-    output_config: dict[str, Any] | None = None
+    thinking: _ThinkingOption | None = None
+    output_config: dict[str, Any] = Bounds({})
 
 
 def parse_messages_request(raw: bytes) -> ChatRequest:
@@ -80,24 +167,29 @@ def parse_messages_request(raw: bytes) -> ChatRequest:
 def parse_count_request(raw: bytes) -> ChatRequest:
     """Read and check the body of `/v1/messages/count_tokens`: the same without a limit."""
     options = MessagesOptions.read(read_object(raw))
-    Field(options.metadata, "metadata")["user_id"].text()
-    config = options.output_config or {}
+    config, thinking = options.output_config, options.thinking
     if config.get("format"):
         raise unsupported("output_config.format", "not supported; ask for JSON in the prompt")
-    ignored = [f"output_config.{key}" for key, value in config.items() if value]
-    thinking = options.thinking
-    if thinking and thinking.budget_tokens:
-        ignored.append("thinking.budget_tokens")
-    conversation = Conversation()
-    conversation.read(Field(options.messages, "messages"))
-    system = system_text(Field(options.system, "system"))
+    ignored = {
+        "thinking.budget_tokens": thinking and thinking.budget_tokens,
+        "tools.strict": any(tool.strict for tool in options.tools),
+        "tool_choice.disable_parallel_tool_use": options.tool_choice.disable_parallel_tool_use,
+        **{f"output_config.{key}": value for key, value in config.items()},
+    }
+    messages, offered = _conversation(options.messages)
+    for index, block in enumerate(options.system):
+        block.check("prompt", f"system[{index}]")
+    # Neither a system prompt that is cut to nothing nor one that was empty says anything.
+    if system := "\n".join(
+        kept for block in options.system if (kept := _BILLING.sub("", block.text)) or not block.text
+    ):
+        messages.insert(0, {"role": "system", "content": system})
     # Without `thinking` the template does what it does by itself.
     template_kwargs = {"enable_thinking": thinking.type != "disabled"} if thinking else {}
     return ChatRequest(
         model=options.model,
-        messages=(*([{"role": "system", "content": system}] if system else ()),
-                  *conversation.messages),
-        tools=_tools(options, conversation, ignored),
+        messages=tuple(messages),
+        tools=() if options.tool_choice.type == "none" else _tools(options.tools, offered),
         stream=options.stream,
         include_usage=True,
         max_tokens=options.max_tokens,
@@ -106,185 +198,74 @@ def parse_count_request(raw: bytes) -> ChatRequest:
         hints={"metadata": options.metadata} if options.metadata else {},
         logprobs=False,
         top_logprobs=0,
-        ignored=options.ignored(*ignored),
+        ignored=options.ignored(*(name for name, given in ignored.items() if given)),
         show_reasoning=thinking is None or thinking.display != "omitted",
-    )  # fmt: skip
+    )
 
 
-def _tools(
-    options: MessagesOptions, conversation: Conversation, ignored: list[str]
-) -> tuple[dict[str, Any], ...]:
-    """The tools in Chat Completions' form. A deferred tool counts from when the client's own tool
-    search has named it."""
-    result = []
-    for tool in Field(options.tools, "tools").items():
-        if tool.required()["type"].value not in (None, "custom"):
-            raise tool["type"].invalid(
-                "only tools of the type 'custom' are supported: this server runs no tools, and "
-                "the model knows none by heart"
-            )
-        name = tool["name"].string(empty=False)
-        described = {} if (text := tool["description"].text()) is None else {"description": text}
-        function = {"name": name, **described, "parameters": tool["input_schema"].required().value}
-        if tool["strict"].flag():
-            ignored.append("tools.strict")
-        offered = conversation.named_tools if tool["defer_loading"].flag() else None
-        if name in offered if offered is not None else name not in conversation.removed_tools:
-            result.append({"type": "function", "function": function})
-    choice = Field(options.tool_choice, "tool_choice")
-    kind = choice["type"]
-    if choice.object():
-        if choice["disable_parallel_tool_use"].flag():
-            ignored.append("tool_choice.disable_parallel_tool_use")
-        if kind.value in ("any", "tool"):
-            raise unsupported("tool_choice", "a call cannot be forced; use 'auto' or 'none'")
-        if kind.value not in ("auto", "none"):
-            raise kind.invalid("must be 'auto' or 'none'")
-    return () if kind.value == "none" else tuple(result)
+def _tools(tools: Sequence[_Tool], offered: Mapping[str, bool]) -> tuple[dict[str, Any], ...]:
+    """The tools in Chat Completions' form. The conversation's last word on a tool counts; without
+    one a deferred tool does not yet."""
+    functions = [
+        {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        for tool in tools
+        if offered.get(tool.name, not tool.defer_loading)
+    ]
+    return tuple(
+        {"type": "function", "function": {k: v for k, v in one.items() if v is not None}}
+        for one in functions
+    )
 
 
-def system_text(system: Field) -> str:
-    """The system prompt: a string or a list of text blocks, without Claude Code's accounting."""
-    texts = []
-    for block in _blocks(system) if system.value is not None else ():
-        if block["type"].value != "text":
-            raise block["type"].invalid("must be 'text'")
-        own = block["text"].string()
-        kept = _BILLING.sub("", own)
-        if kept or not own:
-            texts.append(kept)
-    return "\n".join(texts)
-
-
-class Conversation:
-    """`messages` as in `ChatRequest`. `named_tools` were offered in mid-conversation (by a tool
-    search, or by the client's own word) and not taken back; `removed_tools` were taken back."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.named_tools: set[str] = set()
-        self.removed_tools: set[str] = set()
-
-    def read(self, messages: Field) -> None:
-        """Take the messages of a body; `WireError` 400 names the field."""
-        if not isinstance(messages.value, list):
-            raise messages.invalid("must be a list of messages")
-        turns: list[tuple[str, list[Field]]] = []
-        for message in messages.items():
-            role = message.required()["role"].value
-            if role not in _ROLES:
-                raise message["role"].invalid(f"must be one of {', '.join(_ROLES)}")
-            blocks = _blocks(message["content"])
-            if turns and turns[-1][0] == role:
-                turns[-1][1].extend(blocks)
-            else:
-                turns.append((role, blocks))
-        for role, blocks in turns:
-            self.messages += [_reply(blocks)] if role == "assistant" else self._heard(role, blocks)
-        if not self.messages:
-            raise messages.invalid("must have at least one message that says something")
-
-    def _heard(self, role: str, blocks: Sequence[Field]) -> list[dict[str, Any]]:
-        """What a user, a tool or the client itself said, in its order."""
-        result: list[dict[str, Any]] = []
-        parts: list[dict[str, Any]] = []
-        silent = False  # blocks that say something about tools and are no text
-
-        def flush() -> None:
-            if parts:
-                result.append({"role": role, "content": join_parts(parts)})
-                parts.clear()
-
+def _conversation(messages: Sequence[_Message]) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+    """The messages in Chat Completions' form, and the tools that were offered in mid-conversation
+    (true, also by the client's tool search) or taken back."""
+    for at, message in enumerate(messages):
+        for index, block in enumerate(message.content):
+            block.check(message.role, f"messages[{at}].content[{index}]")
+    found: list[dict[str, Any]] = []
+    offered: dict[str, bool] = {}
+    for role, neighbours in groupby(messages, key=lambda message: message.role):
+        blocks = [block for message in neighbours for block in message.content]
+        if role == "assistant":
+            found.append(_reply(blocks))
+            continue
         for block in blocks:
-            kind = block["type"].value
-            if kind == "tool_result" and role == "user":
-                flush()
-                result.append(self._tool_result(block))
-            elif kind in ("tool_addition", "tool_removal"):
-                self._change_tools(block, added=kind == "tool_addition")
-                silent = True
+            if block.tool is not None and block.type in _CHANGES:
+                offered[block.tool.name] = block.type == "tool_addition"
+            elif block.type == "tool_result":
+                named = (one for one in block.content or () if one.type == "tool_reference")
+                offered.update((one.tool_name, True) for one in named)
+        said = [block for block in blocks if block.type not in _CHANGES]
+        for is_result, run in groupby(said, key=lambda block: block.type == "tool_result"):
+            if is_result:
+                found += map(_tool_message, run)
             else:
-                parts.append(_part(block))
-        flush()
-        if not result and not silent:
-            result.append({"role": role, "content": ""})
-        return result
-
-    def _tool_result(self, block: Field) -> dict[str, Any]:
-        call_id = block["tool_use_id"].string(empty=False)
-        content, parts = block["content"], []
-        for one in _blocks(content) if content.value is not None else ():
-            if one["type"].value == "tool_reference":
-                name = one["tool_name"].string()
-                self.named_tools.add(name)
-                parts.append({"type": "text", "text": name})
-            else:
-                parts.append(_part(one))
-        message = {"role": "tool", "content": join_parts(parts), "tool_call_id": call_id}
-        if block["is_error"].flag():
-            message["is_error"] = True  # no template reads it, but judges do
-        return message
-
-    def _change_tools(self, block: Field, added: bool) -> None:
-        tool = block["tool"]
-        if tool["type"].value != "tool_reference":
-            raise tool["type"].invalid("must be 'tool_reference'")
-        name = tool["name"].string()
-        (self.named_tools if added else self.removed_tools).add(name)
-        (self.removed_tools if added else self.named_tools).discard(name)
+                found.append({"role": role, "content": "\n".join(block.words for block in run)})
+        if not blocks:
+            found.append({"role": role, "content": ""})
+    if not found:
+        raise invalid("messages", "must have at least one message that says something")
+    return found, offered
 
 
-def _blocks(content: Field) -> list[Field]:
-    if isinstance(content.value, str):
-        return [Field({"type": "text", "text": content.value}, content.path)]
-    if not isinstance(content.value, list):
-        raise content.invalid("must be a string or a list of blocks")
-    return [block.required() for block in content.items()]
+def _tool_message(result: _Block) -> dict[str, Any]:
+    content = "\n".join(block.words for block in result.content or ())
+    message = {"role": "tool", "content": content, "tool_call_id": result.tool_use_id}
+    # No template reads `is_error`, but judges do.
+    return {**message, "is_error": True} if result.is_error else message
 
 
-def _part(block: Field) -> dict[str, Any]:
-    kind = block["type"].value
-    if kind == "text":
-        return {"type": "text", "text": block["text"].string()}
-    if kind == "image":
-        raise block.invalid(f"images {_TEXT_ONLY}")
-    if kind == "document":
-        return {"type": "text", "text": _document(block)}
-    raise block["type"].invalid("blocks of this type are not supported here")
-
-
-def _document(block: Field) -> str:
-    """A document that is text, with its title and context before it."""
-    source = block["source"]
-    heads = [block[key].text() for key in ("title", "context")]
-    if source["type"].value == "text":
-        body = source["data"].string()
-    elif source["type"].value == "content":
-        body = join_parts([_part(one) for one in _blocks(source["content"])])
-    else:
-        raise source["type"].invalid(f"documents that are not text {_TEXT_ONLY}")
-    return "\n".join([*filter(None, heads), body])
-
-
-def _reply(blocks: Sequence[Field]) -> dict[str, Any]:
-    texts: list[str] = []
-    reasoning: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for block in blocks:
-        kind = block["type"].value
-        if kind == "text":
-            texts.append(block["text"].string())
-        elif kind == "thinking":
-            block["signature"].text()
-            reasoning.append(block["thinking"].string())
-        elif kind == "tool_use":
-            name = block["name"].string(empty=False)
-            arguments = json.dumps(block["input"].required().value, ensure_ascii=False)
-            calls.append(call_message(block["id"].string(), name, arguments))
-        elif kind != "redacted_thinking":  # another server's, which nobody here can read
-            raise block["type"].invalid("must be text, thinking or tool_use in a reply")
+def _reply(blocks: Sequence[_Block]) -> dict[str, Any]:
+    calls = [
+        call_message(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+        for block in blocks
+        if block.type == "tool_use"
+    ]
     # Text without a gap: a reply is cut where a call or a thought stood.
-    return assistant_message("".join(texts), "\n".join(filter(None, reasoning)), calls)
+    text = "".join(block.text for block in blocks if block.type == "text")
+    thoughts = (block.thinking for block in blocks if block.type == "thinking")
+    return assistant_message(text, "\n".join(filter(None, thoughts)), calls)
 
 
 # -- out -----------------------------------------------------------------------------------------

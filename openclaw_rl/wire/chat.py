@@ -10,44 +10,43 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, StrictBool
+from pydantic import AliasChoices, BeforeValidator
 from pydantic import Field as Bounds
 
 from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
-from openclaw_rl.wire.errors import WireError, error_body, invalid
+from openclaw_rl.wire.errors import WireError, invalid
 from openclaw_rl.wire.reply import ReplyEvent, call_message, message_of
 from openclaw_rl.wire.request import (
     LARGEST,
+    Body,
     ChatRequest,
-    Field,
     Int32,
     Options,
+    Parts,
     Positive,
     Refused,
     Stops,
-    join_parts,
     read_object,
 )
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN_ROLES = ("system", "user", "assistant")
 
 
 # -- in ------------------------------------------------------------------------------------------
 
 
-class _StreamOptions(BaseModel):
-    include_usage: StrictBool | None = None
-    include_obfuscation: StrictBool | None = None
+class _StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class _Function(BaseModel):
+class _Function(Body):
     name: str = Bounds(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class _Tool(BaseModel):
+class _Tool(Body):
     type: Literal["function"]
     function: _Function
 
@@ -92,6 +91,42 @@ class ChatOptions(Options):
     parallel_tool_calls: bool = True
 
 
+class _Part(Body):
+    type: Literal["text", "refusal", "image_url"]
+    text: str | None = Bounds(None, validation_alias=AliasChoices("text", "refusal"))
+    image_url: dict[str, Any] | None = None
+
+
+class _CalledFunction(Body):
+    name: str = Bounds(min_length=1)
+    arguments: Annotated[
+        str,
+        BeforeValidator(
+            lambda given: json.dumps(given, ensure_ascii=False) if type(given) is dict else given
+        ),
+    ]
+
+
+class _Call(Body):
+    id: str
+    type: Literal["function"] | None = None
+    function: _CalledFunction
+
+
+class _Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Parts[_Part] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """OpenRouter's and vLLM's name for it."""
+    tool_calls: list[_Call] = Bounds([], fail_fast=True)
+    tool_call_id: str | None = None
+    function_call: None = None
+    audio: None = None
+
+
 def parse_chat_request(raw: bytes) -> ChatRequest:
     """Read and check a body; `WireError` 400 names the first field that is wrong."""
     body = read_object(raw)
@@ -108,7 +143,7 @@ def parse_chat_request(raw: bytes) -> ChatRequest:
     }
     return ChatRequest(
         model=options.model,
-        messages=parse_messages(options.messages),
+        messages=parse_messages(body.get("messages")),
         tools=tools,
         stream=options.stream,
         include_usage=bool(options.stream_options.include_usage),
@@ -127,16 +162,12 @@ def parse_messages(messages: Any, *, image_ok: bool = False) -> tuple[dict[str, 
 
     Without `image_ok` image parts are refused; with it, content with images stays a list of parts.
     """
-    if not isinstance(messages, list):
-        raise invalid("messages", "must be a list of messages")
-    if not messages:
-        raise invalid("messages", "must have at least one message")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages", "must be a list of at least one message")
     return tuple(
         [
-            message
-            if _is_plain(message)
-            else _message(Field(message, f"messages[{index}]").required(), image_ok)
-            for index, message in enumerate(messages)
+            message if _is_plain(message) else _read_message(message, f"messages[{at}]", image_ok)
+            for at, message in enumerate(messages)
         ]
     )
 
@@ -151,83 +182,56 @@ def _is_plain(message: Any) -> bool:
     )
 
 
-def _message(message: Field, image_ok: bool) -> dict[str, Any]:
-    role = message["role"].value
-    if role == "function":
-        raise message["role"].invalid("'function' is superseded; use 'tool' and tool_call_id")
-    if role not in _ROLES:
-        raise message["role"].invalid(f"must be one of {', '.join(_ROLES)}")
-    content = message["content"]
-    if role == "assistant" and content.value is None:
-        message["refusal"].text()
-        content = message["refusal"]
-    result: dict[str, Any] = {
-        "role": "system" if role == "developer" else role,
-        "content": _content(content, role, image_ok),
-    }
-    if message["name"].text() is not None:
-        result["name"] = message["name"].value
+def _read_message(message: Any, at: str, image_ok: bool) -> dict[str, Any]:
+    read = _Message.read(message, at)
+    role = "system" if read.role == "developer" else read.role
+    result: dict[str, Any] = {"role": role, "content": _content(read, at, image_ok)}
+    if read.name is not None:
+        result["name"] = read.name
     if role == "assistant":
-        result.update(_assistant(message))
+        reasoning = read.reasoning if read.reasoning_content is None else read.reasoning_content
+        if reasoning is not None:
+            result["reasoning_content"] = reasoning
+        if read.tool_calls:
+            result["tool_calls"] = [
+                call_message(call.id, call.function.name, call.function.arguments)
+                for call in read.tool_calls
+            ]
     if role == "tool":
-        result["tool_call_id"] = message["tool_call_id"].string(empty=False)
+        if not read.tool_call_id:
+            raise invalid(f"{at}.tool_call_id", "is required")
+        result["tool_call_id"] = read.tool_call_id
     return result
 
 
-def _content(content: Field, role: str, image_ok: bool) -> Any:
-    if content.value is None and role in ("assistant", "tool"):
-        return None if role == "assistant" else ""  # a tool that returned nothing
-    if isinstance(content.value, str):
-        return content.value
-    if not isinstance(content.value, list):
-        raise content.invalid("must be a string or a list of parts")
-    return join_parts([_part(part.required(), role, image_ok) for part in content.items()])
-
-
-def _part(part: Field, role: str, image_ok: bool) -> dict[str, Any]:
-    kind = part["type"].value
-    if kind == "text" or (kind == "refusal" and role == "assistant"):
-        return {"type": "text", "text": part[kind].string()}
-    if kind == "image_url":
-        if not image_ok or role != "user":
-            raise part.invalid("images are not supported: this model reads text only")
-        part["image_url"]["url"].string()
-        return {"type": "image_url", "image_url": dict(part["image_url"].value)}
-    if kind in ("input_audio", "file", "video_url"):
-        raise part.invalid(f"parts of the type '{kind}' are not supported")
-    raise part["type"].invalid("must be 'text'")
-
-
-def _assistant(message: Field) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key in ("reasoning_content", "reasoning"):  # the second is OpenRouter's and vLLM's name
-        if message[key].text() is not None:
-            result["reasoning_content"] = message[key].value
-            break
-    if message["function_call"].value:
-        raise message["function_call"].invalid("superseded; use tool_calls")
-    if message["audio"].value:
-        raise message["audio"].invalid("audio is not supported: this model reads text only")
-    if calls := [_call(call.required()) for call in message["tool_calls"].items()]:
-        result["tool_calls"] = calls
-    return result
-
-
-def _call(call: Field) -> dict[str, Any]:
-    if call["type"].value not in (None, "function"):
-        raise call["type"].invalid("must be 'function'")
-    function = call["function"].required()
-    arguments = function["arguments"]
-    if isinstance(arguments.value, dict):
-        arguments = Field(json.dumps(arguments.value, ensure_ascii=False), arguments.path)
-    name = function["name"].string(empty=False)
-    return call_message(call["id"].string(), name, arguments.string())
+def _content(message: _Message, at: str, image_ok: bool) -> Any:
+    """The text of a message, None where it has none; a list of parts where one is an image."""
+    if message.content is None:
+        if message.role not in ("assistant", "tool"):
+            raise invalid(f"{at}.content", "is required")
+        return message.refusal if message.role == "assistant" else ""  # a tool may return nothing
+    parts: list[dict[str, Any]] = []
+    for index, part in enumerate(message.content):
+        if part.type == "image_url":
+            if not image_ok or message.role != "user" or not part.image_url:
+                where = f"{at}.content[{index}]"
+                raise invalid(where, "images are not supported: this model reads text only")
+            parts.append({"type": "image_url", "image_url": part.image_url})
+        elif part.text is None:
+            raise invalid(f"{at}.content[{index}].text", "is required")
+        else:
+            parts.append({"type": "text", "text": part.text})
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join([part["text"] for part in parts])
+    return parts
 
 
 # -- out -----------------------------------------------------------------------------------------
 
 _LOWEST = -9999.0
 """What the OpenAI API writes for a log-probability that JSON cannot hold (minus infinity)."""
+
+_ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -290,6 +294,19 @@ class ChatStream:
         if self._include_usage:
             body["usage"] = None
         return _data(body)
+
+
+def error_body(error: WireError) -> dict[str, Any]:
+    """The OpenAI error object, as the body of a response or of one stream event."""
+    other = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _ERROR_TYPES.get(error.status, other),
+            "param": error.param,
+            "code": error.code,
+        }
+    }
 
 
 def chat_completion(

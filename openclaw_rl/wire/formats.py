@@ -1,7 +1,7 @@
 """Which model writes its replies how: the one place that knows.
 
 `choose_format` does what `--reply-format` says, or reads it off the chat template and the special
-tokens, then off the model's name.
+tokens.
 """
 
 from __future__ import annotations
@@ -175,18 +175,11 @@ _UNREAD = (
 )
 """Families whose calls nobody here reads, and what their templates hold."""
 
-_NAMES = (
-    ("gpt-oss", "gpt-oss"), ("kimi", "kimi"), ("deepseek", "deepseek"), ("glm", "glm-4"),
-    ("qwen3-coder", "qwen3-coder"), ("llama3", "llama-3"),
-)  # fmt: skip
 
-
-def choose_format(
-    asked: str, template: str, tokens: Collection[str], model: str = ""
-) -> tuple[ReplyFormat, str]:
+def choose_format(asked: str, template: str, tokens: Collection[str]) -> tuple[ReplyFormat, str]:
     """The format that `--reply-format` asks for ("auto": that of the model), and what decided.
 
-    `template` is its chat template, `tokens` the texts of its added tokens, `model` its name.
+    `template` is its chat template, `tokens` the texts of its added tokens.
     Raises `ConfigError` where there is no such format.
     """
     if asked != "auto":
@@ -199,9 +192,6 @@ def choose_format(
     for family, sign in _UNREAD:
         if sign in template:
             return FORMATS["hermes"], f"default: calls in the form of {family} are not read"
-    for name, word in _NAMES:
-        if word in model.lower():
-            return FORMATS[name], "model name"
     return FORMATS["hermes"], "default"
 
 

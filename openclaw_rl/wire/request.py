@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic import Field as Bounds
 
-from openclaw_rl.wire.errors import WireError, invalid, unsupported
+from openclaw_rl.wire.errors import invalid, unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,69 +51,6 @@ class ChatRequest:
     show_reasoning: bool = True
 
 
-_WORDS: dict[type, str] = {
-    str: "a string", int: "an integer", bool: "true or false", dict: "an object", list: "a list",
-}  # fmt: skip
-
-
-class Field:
-    """A value of a body and its path, such as `messages[2].role`, which every error names.
-
-    Null counts as not given, and what an absent object holds is absent.
-    """
-
-    __slots__ = ("path", "value")
-
-    def __init__(self, value: Any, path: str) -> None:
-        self.value = value
-        self.path = path
-
-    def __getitem__(self, key: str) -> Field:
-        return Field(self.object().get(key), f"{self.path}.{key}" if self.path else key)
-
-    def invalid(self, message: str) -> WireError:
-        """400: this field is wrong."""
-        return invalid(self.path, message)
-
-    def check(self, kind: type) -> Any:
-        """The value, which must be of `kind` where it is given (a bool is no integer)."""
-        if self.value is not None and type(self.value) is not kind:
-            raise self.invalid(f"must be {_WORDS[kind]}")
-        return self.value
-
-    def text(self) -> str | None:
-        """The string here; None where not given."""
-        text: str | None = self.check(str)
-        return text
-
-    def string(self, *, empty: bool = True) -> str:
-        """The string that must be here; without `empty` it must say something."""
-        if not isinstance(self.value, str):
-            raise self.invalid("must be a string")
-        if not self.value and not empty:
-            raise self.invalid("must not be empty")
-        return self.value
-
-    def flag(self, *, default: bool = False) -> bool:
-        """The truth value here; `default` where not given."""
-        return default if self.value is None else bool(self.check(bool))
-
-    def object(self) -> dict[str, Any]:
-        """The object here; empty where not given."""
-        return self.check(dict) or {}
-
-    def required(self) -> Field:
-        """This field, which must be an object."""
-        if type(self.value) is not dict:
-            raise self.invalid("must be an object")
-        return self
-
-    def items(self) -> list[Field]:
-        """The parts of the list here; none where not given."""
-        items = self.check(list) or ()
-        return [Field(item, f"{self.path}[{index}]") for index, item in enumerate(items)]
-
-
 Positive = Annotated[int, Bounds(ge=1)]
 Int32 = Annotated[int, Bounds(le=2**31 - 1)]  # engines keep these so, and die of larger ones
 Stops = Annotated[
@@ -122,6 +59,15 @@ Stops = Annotated[
     BeforeValidator(lambda stops: [stops] if isinstance(stops, str) else stops),
 ]
 """One string, or a list of them."""
+P = TypeVar("P")
+Parts = Annotated[
+    list[P],
+    Bounds(fail_fast=True),
+    BeforeValidator(
+        lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said
+    ),
+]
+"""A content: a string, or a list of parts."""
 LARGEST = 1e6  # beyond any use, and still a float
 
 _SAMPLING = (
@@ -130,17 +76,46 @@ _SAMPLING = (
 )  # fmt: skip
 
 
+class Body(BaseModel):
+    """A body or a part of one, by type and range; keys that stand nowhere here have no effect."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, value: Any, at: str = "") -> Self:
+        """The object `value`, whose path is `at`; null counts as not given. `WireError` 400 names
+        the first field that is wrong, and quotes nothing."""
+        if isinstance(value, dict):
+            value = {key: one for key, one in value.items() if one is not None}
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        message = _WORDS.get(first["type"], first["msg"].replace("Input should", "must"))
+        raise invalid((at + "".join(steps)).lstrip("."), message) from None
+
+
+_WORDS = {
+    "missing": "is required",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "string_too_short": "must not be empty",
+    "none_required": "is not supported",
+}
+
+
 Refused = Mapping[str, tuple[Sequence[Any], str]]
 
 
-class Options(BaseModel):
-    """What a body says beside its messages, by type and range; what both dialects know.
+class Options(Body):
+    """What a body says beside its messages; what both dialects know.
 
-    Null counts as not given. `refused` would change the shape of the reply: the key, the values
-    that do not, and the words for all others. Keys that stand nowhere here have no effect.
+    `refused` would change the shape of the reply: the key, the values that do not, and the words
+    for all others.
     """
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
     refused: ClassVar[Refused] = {}
 
     messages: Any = None
@@ -154,22 +129,12 @@ class Options(BaseModel):
     top_k: Annotated[Int32, AfterValidator(lambda k: k or -1)] | None = Bounds(None, ge=-1)
 
     @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        """The options of a body; `WireError` 400 names the first that is wrong."""
+    def read(cls, value: Any, at: str = "") -> Self:
+        """The options of a body, see `Body.read`."""
         for key, (harmless, words) in cls.refused.items():
-            if body.get(key) not in (None, *harmless):
+            if value.get(key) not in (None, *harmless):
                 raise unsupported(key, words)
-        try:
-            return cls.model_validate({k: v for k, v in body.items() if v is not None})
-        except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-            message = (
-                first["msg"]
-                .replace("Input should", "must")
-                .replace("Field required", "is required")
-            )
-            raise invalid("".join(steps).lstrip("."), message) from None
+        return super().read(value, at)
 
     def sampling(self) -> dict[str, Any]:
         """What was given of how to sample, by SGLang's names; -1 is no `top_k`."""
@@ -208,10 +173,3 @@ def read_json(text: str) -> Any:
         text = json.dumps(value, ensure_ascii=False)
         value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     return value
-
-
-def join_parts(parts: Sequence[dict[str, Any]]) -> Any:
-    """Parts of a message as one string, or as they are where there is more than text."""
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return list(parts)

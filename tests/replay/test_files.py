@@ -56,7 +56,7 @@ def test_one_message_a_line(tmp_path):
         (({"messages": [USER]}, "{bad", [USER]), ":2", "is not JSON"),
         (({"text": "secret"},), ":1", "must be"),
         (({"messages": [USER, "secret"]},), ":1", "messages[1]: must be an object"),
-        ((USER, {"role": "robot", "content": "secret"}), ":2", "role: must be one of"),
+        ((USER, {"role": "robot", "content": "secret"}), ":2", "role: must be 'system'"),
         ((USER, {"content": "secret"}), ":2", "a message with a role"),
         (({"messages": [USER], "tools": "secret"},), ":1", "tools must be a list"),
         (("7",), ":1", "must be"),

@@ -45,7 +45,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model):
-    return Reader.open(str(model), "tiny", "auto", None)
+    return Reader.open(str(model), "auto", None)
 
 
 def bring(tmp_path, reader, *conversations, **options):
@@ -160,7 +160,7 @@ def test_a_template_that_knows_no_calls_gives_no_turn(tmp_path):
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    simple = Reader.open(str(tiny_tokenizer(tmp_path / "m", template=plain)), "m", "auto", None)
+    simple = Reader.open(str(tiny_tokenizer(tmp_path / "m", template=plain)), "auto", None)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     talk = [user("q"), {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": "ok"}]  # fmt: skip
@@ -168,7 +168,7 @@ def test_a_template_that_knows_no_calls_gives_no_turn(tmp_path):
 
 
 def test_where_the_template_drops_reasoning_each_turn_stands_alone(tmp_path):
-    qwen = Reader.open(str(tiny_tokenizer(tmp_path / "m", template=QWEN3_LIKE)), "m", "auto", None)
+    qwen = Reader.open(str(tiny_tokenizer(tmp_path / "m", template=QWEN3_LIKE)), "auto", None)
     talk = [user("q"), {**reply("a"), "reasoning_content": "hm"}, user("r"), reply("b"), user("s")]
     assert bring(tmp_path, qwen, talk).added == 2
     first, second = turns(tmp_path)
@@ -178,7 +178,7 @@ def test_where_the_template_drops_reasoning_each_turn_stands_alone(tmp_path):
 
 
 def test_a_conversation_beyond_the_context_is_left_out_and_counted(tmp_path, model):
-    small = Reader.open(str(model), "tiny", "auto", 10)
+    small = Reader.open(str(model), "auto", 10)
     assert bring(tmp_path, small, TALK).left_out["too_long"] == 2
 
 
@@ -219,7 +219,7 @@ async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp
     openclaws = [*talk, second.replay(), user(PRAISE)]  # as an agent keeps it: no tools, no system
     more = [*openclaws, reply("Welcome."), user("Good."), reply("And hail?"), user(BLAME)]
     write(tmp_path / "theirs.jsonl", {"messages": openclaws})
-    reader = Reader.open(str(model), "tiny", "auto", None)
+    reader = Reader.open(str(model), "auto", None)
     done = replay([tmp_path], reader, tmp_path / "journal.db", 1000.0)
     assert (done.added, done.left_out) == (0, {"known": 7, "no_next_state": 1})
     # What came later, elsewhere, is new; the turn before it is there, but under another id.
@@ -274,7 +274,7 @@ async def test_replayed_praise_makes_a_reply_likelier_and_blame_less(
     from tests.local.tiny import train_args
 
     folder = tiny_model(tmp_path / "model")
-    reader = Reader.open(str(folder), "tiny", "auto", None)
+    reader = Reader.open(str(folder), "auto", None)
     bring(tmp_path, reader, [user("What is rain?"), reply("Water."), user(PRAISE)],
           [user("What is snow?"), reply("It is a very long story."), user(BLAME)])  # fmt: skip
     with Journal.open(tmp_path / "journal.db") as journal:

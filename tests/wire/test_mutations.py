@@ -49,8 +49,6 @@ MESSAGES: dict[str, Any] = {
             {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}},
             {"type": "document", "title": "t", "context": "c",
              "source": {"type": "text", "media_type": "text/plain", "data": "d"}},
-            {"type": "document",
-             "source": {"type": "content", "content": [{"type": "text", "text": "x"}]}},
         ]},
         {"role": "system", "content": "look"},
         {"role": "assistant", "content": [
