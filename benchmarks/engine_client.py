@@ -20,7 +20,7 @@ from contextlib import aclosing
 
 import aiohttp
 
-from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient
 
 
 async def one(
@@ -45,7 +45,7 @@ async def one(
 
 async def measure(url: str, options: argparse.Namespace) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        engine = open_engine("sglang", url, http, wait_seconds=20)
+        engine = EngineClient("sglang", url, http, wait_seconds=20)
         while not await engine.health():  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.1)
         for repeat in range(options.repeat):

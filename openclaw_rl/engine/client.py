@@ -42,16 +42,6 @@ _LOAD_SECONDS = 300.0
 """For an adapter to be read, perhaps over a network, by an engine under load."""
 
 
-def open_engine(
-    kind: str | None,
-    url: str | Callable[[], str | None],
-    http: aiohttp.ClientSession,
-    **options: Any,
-) -> EngineClient:
-    """The client of an engine of this kind."""
-    return EngineClient(engine_api(kind), url, http, **options)
-
-
 class _Patience:
     """How long to go on without progress. Pauses grow; progress makes it fresh again, and time
     counts from the first pause after it."""
@@ -89,17 +79,18 @@ class EngineClient:
     """An `Engine`: see there for `generate` and `score`. One instance serves any number of streams
     of one event loop.
 
-    `api` says how the engine is spoken to. `api`, `url`, `adapter` and `key` may be functions,
-    asked before every try: `url` gives None for "not there yet", `adapter` the weights to ask for
-    (None: the model as the engine has it), `key` the engine's key, where it published one (None:
-    what `http` sends). `http` pools the connections (`transport.connections`).
-    `silence_seconds`: after so long without a byte the engine is asked for a sign of life.
-    Tokens that came in one piece are one delta, so that a reader that is behind catches up.
+    `kind` names the engine's kind (as for `engine_api`), or says how it is spoken to. That, `url`,
+    `adapter` and `key` may be functions, asked before every try: `url` gives None for "not there
+    yet", `adapter` the weights to ask for (None: the model as the engine has it), `key` the
+    engine's key, where it published one (None: what `http` sends). `http` pools the connections
+    (`transport.connections`). `silence_seconds`: after so long without a byte the engine is asked
+    for a sign of life. Tokens that came in one piece are one delta, so that a reader that is behind
+    catches up.
     """
 
     def __init__(
         self,
-        api: EngineAPI | Callable[[], EngineAPI],
+        kind: str | EngineAPI | Callable[[], EngineAPI] | None,
         url: str | Callable[[], str | None],
         http: aiohttp.ClientSession,
         *,
@@ -108,7 +99,7 @@ class EngineClient:
         wait_seconds: float = 300.0,
         silence_seconds: float = 30.0,
     ) -> None:
-        self._api_of = api
+        self._kind = engine_api(kind) if kind is None or isinstance(kind, str) else kind
         self._adapter = adapter
         self._transport = Transport(url, http, silence_seconds, key)
         self._wait_seconds = wait_seconds
@@ -118,7 +109,7 @@ class EngineClient:
 
     @property
     def _api(self) -> EngineAPI:
-        return self._api_of() if callable(self._api_of) else self._api_of
+        return self._kind() if callable(self._kind) else self._kind
 
     @property
     def abilities(self) -> Abilities:

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.kinds import KINDS, VLLM
 from openclaw_rl.engine.types import Abilities
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
@@ -73,7 +73,7 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
     try:
         async with asyncio.timeout(_SECONDS):
             kind = await _kind(kind, url, http)
-            engine = open_engine(kind, url, http, wait_seconds=_WAIT_SECONDS)
+            engine = EngineClient(kind, url, http, wait_seconds=_WAIT_SECONDS)
             info, abilities = await engine.model_info(), engine.abilities
             if kind == "vllm":
                 abilities = await _log_probs(url, http, max(_CANDIDATES, candidates))
@@ -89,7 +89,7 @@ async def survey(kind: str, url: str, http: aiohttp.ClientSession, candidates: i
 
 async def _kind(said: str, url: str, http: aiohttp.ClientSession) -> str:
     """vLLM and SGLang name themselves as the owner of the models they list."""
-    models = await open_engine(None, url, http).models()
+    models = await EngineClient(None, url, http).models()
     owners = {str(model.get("owned_by")).lower() for model in models}
     found = next((name for name in KINDS if name in owners), None)
     if said == "auto" and found is None:

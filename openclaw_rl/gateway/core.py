@@ -17,7 +17,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 from cachetools import LRUCache
@@ -28,7 +27,7 @@ from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
 from openclaw_rl.gateway.access import Caller, Grace, Limit
-from openclaw_rl.gateway.policy import Policy, publish_gateway
+from openclaw_rl.gateway.policy import Policy
 from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.replies import ClientGone, OpenTurn, Shown
 from openclaw_rl.gateway.status import EngineState, Metrics
@@ -80,7 +79,7 @@ async def open_gateway(config: Config) -> AsyncIterator[Gateway]:
         journal = await asyncio.to_thread(AsyncJournal.open, config.journal_path)
         stack.push_async_callback(journal.close)
         about = {"model": config.served_name, "reply_format": f"{reply_format.name} (by {by})"}
-        await journal.write(partial(publish_gateway, config.gateway.url, about))
+        await journal.write(Journal.publish, "gateway", config.gateway.url, about, time.time())
         policy = Policy(config, journal)
         await policy.look()
         http = await stack.enter_async_context(

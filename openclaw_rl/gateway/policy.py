@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from openclaw_rl.config import Config
@@ -72,18 +71,17 @@ class Policy:
     async def follow(self, engine: EngineClient, url: str, about: Mapping[str, Any]) -> None:
         """Look again and again, until cancelled. Where weights are adapters, say which ones
         requests use: the host unloads an old one when none does."""
-        said: tuple[str, list[str]] | None = None
-        failed = ""
+        said, failed = None, ""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
                 await self.look()
                 adapter = self.adapter()
-                if adapter is not None and said != (using := (adapter.name, sorted(engine.in_use))):
+                using = (adapter.name, sorted(engine.in_use)) if adapter else None
+                if using and using != said:
                     info = {**about, "adapter": using[0], "in_use": using[1]}
-                    with contextlib.suppress(OpenClawRLError):
-                        await self._journal.write(partial(publish_gateway, url, info))
-                        said = using
+                    await self._journal.write(Journal.publish, "gateway", url, info, time.time())
+                    said = using
                 failed = ""
             except Exception as error:  # ended by it, no new engine or version would ever be found
                 if failed != (failed := type(error).__name__):  # once, not at every look
@@ -95,8 +93,3 @@ class Policy:
         if endpoint is None or self._fixed not in (None, endpoint.url.rstrip("/")):
             return {}
         return endpoint.info
-
-
-def publish_gateway(url: str, info: Mapping[str, Any], journal: Journal) -> None:
-    """Tell the other loops where this gateway is, and what it serves."""
-    journal.publish("gateway", url, dict(info), time.time())

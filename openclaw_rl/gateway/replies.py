@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,6 +98,8 @@ class OpenTurn:
         self.stops = StopCut(_stop_strings(self.record.sampling))
         if self.record.kind != "main":
             self.top_k = 0  # side turns are never trained
+        self.record.output_ids, self.record.output_logprobs = self.output_ids, self.logprobs
+        self.record.output_versions = self.versions
 
     def take(self, delta: Delta) -> Shown:
         """Add what the engine sent; returns what the client may see of it by now."""
@@ -121,16 +122,9 @@ class OpenTurn:
 
     def complete(self, reply: Message, node_hash: str, drop_reason: str | None) -> Turn:
         """Make `record` that of the whole turn; returns it."""
-        self.record = record = dataclasses.replace(
-            self.record,
-            output_ids=self.output_ids,
-            output_logprobs=self.logprobs,
-            output_versions=self.versions,
-            reply=reply,
-            node_hash=node_hash,
-            topk=TopK(self.candidate_ids, self.candidate_log_probs) if self.top_k else None,
-            drop_reason=drop_reason,
-        )
+        record = self.record
+        record.reply, record.node_hash, record.drop_reason = reply, node_hash, drop_reason
+        record.topk = TopK(self.candidate_ids, self.candidate_log_probs) if self.top_k else None
         record.finish_reason = self.finish_reason
         record.truncated = record.finish_reason == "length"
         return record

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from openclaw_rl.engine.client import open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter
@@ -94,7 +94,7 @@ class ExternalEngine:
             try:
                 await self._survey()
                 self._check()
-                self._engine = open_engine(self._kind, self._engine_url, self._http)
+                self._engine = EngineClient(self._kind, self._engine_url, self._http)
                 wrong = await self._load_newest()
             except EngineUnavailable as error:
                 self._log(f"waiting for the engine at {self._engine_url}: {error}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 from openai import AsyncOpenAI
 
-from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.journal import Journal, Outcomes
 
 
@@ -57,7 +57,7 @@ class System:
         endpoint = journal.endpoint(role)
         journal.close()
         assert endpoint is not None
-        return open_engine("embedded", endpoint.url, http, key=lambda: endpoint.info["key"])
+        return EngineClient("embedded", endpoint.url, http, key=lambda: endpoint.info["key"])
 
     async def __aenter__(self) -> System:
         self.process = await asyncio.create_subprocess_exec(

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Delta, Finish, Reply, collect, joined
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
@@ -31,7 +31,7 @@ async def fake() -> AsyncIterator[FakeEngine]:
 
 @pytest.fixture
 def client(fake: FakeEngine, http: aiohttp.ClientSession) -> EngineClient:
-    return open_engine("sglang", lambda: fake.url, http, wait_seconds=5.0)
+    return EngineClient("sglang", lambda: fake.url, http, wait_seconds=5.0)
 
 
 def params(max_new_tokens: int = 32, **more: Any) -> dict[str, Any]:
@@ -273,7 +273,7 @@ async def test_case_06_waits_for_the_first_address(
 ) -> None:
     url: list[str] = []
     waiting = asyncio.Event()
-    client = open_engine("sglang", lambda: url[0] if url else None, http, wait_seconds=5)
+    client = EngineClient("sglang", lambda: url[0] if url else None, http, wait_seconds=5)
     task = asyncio.create_task(run(client, on_wait=lambda _: waiting.set()))
     await waiting.wait()
     url.append(fake.url + "/")
@@ -303,7 +303,7 @@ async def test_case_33_engine_restarted_elsewhere(
     """The old one hangs without a word; the address changes; the stream moves on."""
     async with FakeEngine(default_reply=REPLY[2:], version="1") as second:
         url = [fake.url]
-        client = open_engine("sglang", lambda: url[0], http, wait_seconds=5, silence_seconds=0.05)
+        client = EngineClient("sglang", lambda: url[0], http, wait_seconds=5, silence_seconds=0.05)
         fake.gated = True
         task = asyncio.create_task(run(client))
         await fake.allow(2)
@@ -318,7 +318,7 @@ async def test_case_33_engine_restarted_elsewhere(
 async def test_a_silent_engine_that_lives_is_waited_for(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
-    client = open_engine("sglang", fake.url, http, wait_seconds=5, silence_seconds=0.03)
+    client = EngineClient("sglang", fake.url, http, wait_seconds=5, silence_seconds=0.03)
     fake.gated = True
     task = asyncio.create_task(run(client))
     await fake.arrived(1)
@@ -329,7 +329,7 @@ async def test_a_silent_engine_that_lives_is_waited_for(
 
 
 async def test_gives_up_after_wait_seconds(fake: FakeEngine, http: aiohttp.ClientSession) -> None:
-    client = open_engine("sglang", fake.url, http, wait_seconds=0.2)
+    client = EngineClient("sglang", fake.url, http, wait_seconds=0.2)
     await fake.stop()
     with pytest.raises(EngineUnavailable, match="gave up after"):
         await run(client)
@@ -345,7 +345,7 @@ async def test_patience_is_fresh_after_each_token(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
     """Eight kills with one token each: never longer than wait_seconds without progress."""
-    client = open_engine("sglang", fake.url, http, wait_seconds=0.5)
+    client = EngineClient("sglang", fake.url, http, wait_seconds=0.5)
     fake.default_reply = REPLY[:5] + REPLY
     fake.faults += [Fault(kill_after=1)] * 10
     reply = await run(client)
@@ -415,7 +415,7 @@ async def test_connections_are_reused(fake: FakeEngine) -> None:
     await fake.stop()
     await fake.start()
     async with connections() as http:
-        client = open_engine("sglang", fake.url, http)
+        client = EngineClient("sglang", fake.url, http)
         for _ in range(3):
             await run(client)
             await client.score(PROMPT, 1)
@@ -539,7 +539,7 @@ async def test_an_engine_that_falls_silent_in_the_middle_of_scores_is_lost(
 
     server = await asyncio.start_server(half, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    client = open_engine(
+    client = EngineClient(
         "sglang", f"http://127.0.0.1:{port}", http, wait_seconds=0.3, silence_seconds=0.05
     )
     with pytest.raises(EngineUnavailable, match="gave up after"):
@@ -558,7 +558,7 @@ async def test_health_and_model_info(fake: FakeEngine, client: EngineClient) -> 
 
 
 async def test_base_prefix(fake: FakeEngine, http: aiohttp.ClientSession) -> None:
-    client = open_engine("sglang", fake.url + "/base", http)
+    client = EngineClient("sglang", fake.url + "/base", http)
     reply = await run(client)
     assert reply.versions == ["base"] * len(REPLY)
     assert fake.requests[0].base
@@ -567,7 +567,7 @@ async def test_base_prefix(fake: FakeEngine, http: aiohttp.ClientSession) -> Non
 async def test_an_unknown_kind_of_server_is_an_error_at_once(
     http: aiohttp.ClientSession,
 ) -> None:
-    client = open_engine("sglang", "not a url", http, wait_seconds=0.2)
+    client = EngineClient("sglang", "not a url", http, wait_seconds=0.2)
     with pytest.raises(EngineError):
         await run(client)
 

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter, Engine, Finish, Reply, collect
@@ -58,13 +58,13 @@ async def engine(
 ) -> AsyncIterator[EngineClient]:
     if request.param == "embedded":
         async with embedded(core) as server:
-            yield open_engine(
+            yield EngineClient(
                 "embedded", server.url, http, key=lambda: server.key, wait_seconds=5.0
             )
         return
     async with FAKES[request.param](context_length=CONTEXT, delay=0.001) as fake:
         fake.reply_fn = lambda _: [*range(50, 150), EOS_ID]
-        yield open_engine(request.param, fake.url, http, wait_seconds=5.0)
+        yield EngineClient(request.param, fake.url, http, wait_seconds=5.0)
 
 
 @pytest.fixture(params=["sglang", "vllm"])
@@ -75,7 +75,7 @@ async def fake(request: pytest.FixtureRequest) -> AsyncIterator[FakeEngine]:
 
 @pytest.fixture
 def client(fake: FakeEngine, http: aiohttp.ClientSession) -> EngineClient:
-    return open_engine(kind_of(fake), lambda: fake.url, http, wait_seconds=5.0)
+    return EngineClient(kind_of(fake), lambda: fake.url, http, wait_seconds=5.0)
 
 
 def kind_of(fake: FakeEngine) -> str:
@@ -240,7 +240,7 @@ async def test_a_refusal_is_not_tried_again(fake: FakeEngine, client: EngineClie
 async def test_an_absent_engine_is_waited_for_not_for_ever(http: aiohttp.ClientSession) -> None:
     for kind in FAKES:
         with pytest.raises(EngineUnavailable):
-            await run(open_engine(kind, lambda: None, http, wait_seconds=0.1))
+            await run(EngineClient(kind, lambda: None, http, wait_seconds=0.1))
 
 
 # --- weights as adapters ---
@@ -258,7 +258,7 @@ async def test_each_try_asks_for_the_present_adapter_and_tokens_carry_its_versio
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
     now = Adapter("first", "1")
-    client = open_engine(kind_of(fake), fake.url, http, adapter=lambda: now, wait_seconds=5.0)
+    client = EngineClient(kind_of(fake), fake.url, http, adapter=lambda: now, wait_seconds=5.0)
     for name in ("first", "second"):
         await client.load_adapter(name, f"/adapters/{name}")
     assert await client.adapters() == {"first", "second"}
@@ -282,7 +282,7 @@ async def test_each_try_asks_for_the_present_adapter_and_tokens_carry_its_versio
 async def test_a_text_is_scored_by_the_present_adapter(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
-    client = open_engine(kind_of(fake), fake.url, http, adapter=lambda: Adapter("first", "1"))
+    client = EngineClient(kind_of(fake), fake.url, http, adapter=lambda: Adapter("first", "1"))
     await client.load_adapter("first", "first")
     await client.score(PROMPT, 1)
     body = fake.raw[0] if isinstance(fake, FakeVLLM) else fake.requests[0].body
@@ -302,7 +302,7 @@ async def test_the_key_goes_with_every_request(fake: FakeEngine) -> None:
     await fake.stop()
     await fake.start()
     async with connections("k3y") as http:
-        client = open_engine(kind_of(fake), fake.url, http, wait_seconds=5.0)
+        client = EngineClient(kind_of(fake), fake.url, http, wait_seconds=5.0)
         fake.faults.append(Fault(kill_after=2))
         await run(client)
         await run(client)
@@ -319,7 +319,7 @@ async def test_a_broken_reply_goes_on_with_the_newer_adapter(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
     now = Adapter("first", "1")
-    client = open_engine(kind_of(fake), fake.url, http, adapter=lambda: now, wait_seconds=5.0)
+    client = EngineClient(kind_of(fake), fake.url, http, adapter=lambda: now, wait_seconds=5.0)
     for name in ("first", "second"):
         await client.load_adapter(name, name)
 
@@ -336,7 +336,7 @@ async def test_a_broken_reply_goes_on_with_the_newer_adapter(
 async def test_an_engine_that_lacks_the_adapter_is_waited_for(
     fake: FakeEngine, http: aiohttp.ClientSession
 ) -> None:
-    client = open_engine(
+    client = EngineClient(
         kind_of(fake), fake.url, http, adapter=lambda: Adapter("later", "3"), wait_seconds=5.0
     )
     waiting = asyncio.Event()
@@ -365,7 +365,7 @@ async def test_an_adapter_that_cannot_be_loaded_says_why(
 
 async def test_what_vllm_is_asked(http: aiohttp.ClientSession) -> None:
     async with FakeVLLM(default_reply=REPLY) as fake:
-        client = open_engine("vllm", fake.url, http)
+        client = EngineClient("vllm", fake.url, http)
         schema = json.dumps({"type": "object"})
         sampling = params(9, min_new_tokens=2, top_p=0.5, json_schema=schema, sampling_seed=7)
         await run(client, sampling=sampling)
@@ -464,7 +464,7 @@ async def test_case_03_overflow_in_the_words_of_vllm_0_32(
     async with FakeVLLM() as fake:
         fake.faults.append(Fault(status=400, message=words))
         with pytest.raises(EngineRefused, match="prompt is too long") as caught:
-            await run(open_engine("vllm", fake.url, http))
+            await run(EngineClient("vllm", fake.url, http))
         assert isinstance(caught.value, ContextOverflow) is (limit is not None)
         assert getattr(caught.value, "limit", None) == limit
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.engine.client import open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
 from openclaw_rl.judge.client import EngineJudge, OpenAIJudge, is_overflow
@@ -32,7 +32,7 @@ async def http():
 
 
 def client_of(url, http, chat, **options):
-    return EngineJudge(open_engine("sglang", url, http, **options), chat)
+    return EngineJudge(EngineClient("sglang", url, http, **options), chat)
 
 
 async def ask(llm, max_tokens=64):

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from openclaw_rl.engine.client import open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.types import Adapter, collect
 from openclaw_rl.errors import ConfigError
@@ -447,7 +447,7 @@ async def test_no_reply_fails_or_mixes_versions_while_versions_change(stand: Sta
         return Adapter(about["adapter"], about["weight_version"])
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        engine = open_engine(stand.policy()["engine"], stand.fake.url, http, adapter=present)
+        engine = EngineClient(stand.policy()["engine"], stand.fake.url, http, adapter=present)
 
         async def talk(n: int) -> list[str]:
             versions = []

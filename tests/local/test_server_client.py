@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.engine.client import open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.errors import ContextOverflow
 from openclaw_rl.local.engine import EngineCore
 from openclaw_rl.local.model import LoadedModel, LoraSpec
@@ -31,7 +31,7 @@ async def stack(model):
     core = EngineCore(model, threads=1, seed=1).start()
     server = await serve_engine(core)
     async with aiohttp.ClientSession() as http:
-        yield core, server, open_engine("embedded", server.url, http, key=lambda: server.key)
+        yield core, server, EngineClient("embedded", server.url, http, key=lambda: server.key)
     await server.close()
     core.stop()
 

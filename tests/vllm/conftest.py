@@ -19,7 +19,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient
 
 START_SECONDS = 600
 
@@ -101,7 +101,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 async def engine(url: str, http: aiohttp.ClientSession) -> AsyncIterator[EngineClient]:
-    client = open_engine("vllm", url, http, wait_seconds=120)
+    client = EngineClient("vllm", url, http, wait_seconds=120)
     yield client
     await client.close()
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from openclaw_rl.engine.client import EngineClient, open_engine
+from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.survey import Needs, survey
 from openclaw_rl.engine.types import Adapter, Engine, Reply, collect
@@ -180,7 +180,7 @@ async def test_adapters_change_under_load_and_no_reply_fails_or_mixes(
 ) -> None:
     """Eight streams, three versions; each reply is, token for token, its version's own."""
     present: list[Adapter] = []
-    engine = open_engine("vllm", url, http, adapter=lambda: present[-1], wait_seconds=120)
+    engine = EngineClient("vllm", url, http, adapter=lambda: present[-1], wait_seconds=120)
     adapters = [Adapter(f"swap-{tmp_path.name}-{n}", str(n)) for n in range(3)]
     folders = [write_adapter(tmp_path / f"v{n}", model_path, seed=n + 1) for n in range(3)]
     sampling = params(32, temperature=0.0, ignore_eos=True)
@@ -231,8 +231,8 @@ async def test_texts_are_scored_while_an_adapter_replies(
 ) -> None:
     """vLLM whose adapters may change the output layer dies of this: see docs/engines.md."""
     adapter = Adapter(f"scored-{tmp_path.name}", "1")
-    policy = open_engine("vllm", url, http, adapter=lambda: adapter, wait_seconds=60)
-    base = open_engine("vllm", url, http, wait_seconds=60)
+    policy = EngineClient("vllm", url, http, adapter=lambda: adapter, wait_seconds=60)
+    base = EngineClient("vllm", url, http, wait_seconds=60)
     text = [*PROMPT * 6, 30, 31]
     alone = (await base.score(text, len(PROMPT))).log_probs
     await policy.load_adapter(adapter.name, str(write_adapter(tmp_path / "a", model_path, seed=5)))
@@ -258,7 +258,7 @@ async def test_an_engine_without_the_adapter_is_waited_for(
     url: str, http: aiohttp.ClientSession, model_path: Path, tmp_path: Path
 ) -> None:
     adapter = Adapter(f"late-{tmp_path.name}", "7")
-    engine = open_engine("vllm", url, http, adapter=lambda: adapter, wait_seconds=60)
+    engine = EngineClient("vllm", url, http, adapter=lambda: adapter, wait_seconds=60)
     waiting = asyncio.Event()
     task = asyncio.create_task(run(engine, on_wait=lambda _: waiting.set()))
     await waiting.wait()
