@@ -137,8 +137,6 @@ class Gateway:
         self._journal = journal
         self._tracker = Tracker(max_turns=MAX_TURNS, unnamed=config.gateway.unnamed)
         self._unrecorded: LRUCache[str, bool] = LRUCache(MAX_TURNS)
-        self._continued: LRUCache[str | None, bool] = LRUCache(MAX_TURNS)
-        """Turns that have their next state."""
         self._ended: LRUCache[tuple[str | None, str], float] = LRUCache(MAX_TURNS)
         """When sessions were told to have ended, for replies that were under way then."""
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -160,7 +158,6 @@ class Gateway:
         placement = self._placed(self._tracker.place, request, caller, headers, now)
         parent_id, next_state = placement.parent_id, placement.next_state
         if parent_id is not None and next_state is not None:
-            self._continued[parent_id] = True
 
             def write(journal: Journal) -> None:
                 journal.set_next_state(parent_id, next_state, now)
@@ -244,7 +241,8 @@ class Gateway:
         turn = await self._journal.read(find)
         if turn is None:
             raise WireError(404, "no such turn", code="turn_not_found")
-        self._continued[turn.turn_id], now = True, time.time()
+        self._tracker.follow(turn.turn_id)
+        now = time.time()
         if not await self._journal.write(Journal.set_next_state, turn.turn_id, [message], now):
             raise WireError(
                 409,
@@ -367,18 +365,15 @@ class Gateway:
 
     async def _record(self, turn: OpenTurn) -> None:
         placement, now = turn.placement, time.time()
-        late = any(one in self._continued for one in self._tracker.overtaken_by(placement))
         over = any(
             self._ended.get((owner, placement.session_id), turn.started) > turn.started
             for owner in (turn.record.owner, None)
         )
         reply = turn.parser.message()
-        head = self._tracker.commit(placement, turn.record.turn_id, reply, now, retried=late)
+        head = self._tracker.commit(placement, turn.record.turn_id, reply, now)
         drop_reason = head.drop_reason or ("session_ended" if over else None)
         record = turn.complete(reply, head.node_hash, drop_reason)
-        retried_id = placement.retried_id
-        if retried_id in self._continued:  # meanwhile, so this request was no retry of it
-            retried_id = None
+        retried_id = self._tracker.repeated(placement)
 
         def write(journal: Journal) -> None:
             if retried_id is not None:

@@ -33,7 +33,7 @@ _USER_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
 """The words of OpenClaw's and Claude Code's own housekeeping, and of chat interfaces that name and
 tag chats."""
 
-_ALWAYS_WITH_TOOLS = ("claude-cli/",)
+ALWAYS_WITH_TOOLS = ("claude-cli/",)
 """Programs whose turns have tools: what they ask without any is a title, a probe, a summary."""
 
 
@@ -43,11 +43,6 @@ def named_kind(headers: Mapping[str, str]) -> Kind | None:
     if value in ("", "unknown", "undefined", "null", "none"):
         return None
     return "main" if value == "main" else "side"
-
-
-def toolless(headers: Mapping[str, str], has_tools: bool) -> bool:
-    """Whether this is a request without tools of a program whose turns have some."""
-    return not has_tools and headers.get("user-agent", "").startswith(_ALWAYS_WITH_TOOLS)
 
 
 def side_pattern(messages: Sequence[Message]) -> str | None:

@@ -37,7 +37,7 @@ from openclaw_rl.session.identity import (
     is_conversation,
     is_named,
 )
-from openclaw_rl.session.kind import last_user, named_kind, side_pattern, toolless
+from openclaw_rl.session.kind import ALWAYS_WITH_TOOLS, last_user, named_kind, side_pattern
 from openclaw_rl.session.tree import Tree
 from openclaw_rl.types import Kind, Message, Turn
 
@@ -115,6 +115,7 @@ class Tracker:
         self._opened = 0
         self._namers: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
         self._tool_sessions: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
+        self._followed: LRUCache[str | None, bool] = LRUCache(max_turns)
         self._readings: LRUCache[Any, History] = LRUCache(_READ_CHARS, getsizeof=_chars)
 
     @property
@@ -124,7 +125,7 @@ class Tracker:
 
     def place(self, view: RequestView, now: float) -> Placement:
         """Where this request belongs. The tree changes only by `commit`; here it is noted who
-        names turns, which sessions have tools, and which was used last."""
+        names turns, which sessions have tools, which was used last, and what was followed."""
         placement = self.look(view, now)
         if placement.kind_reason == _NAMED:
             self._namers[_program(view)] = True
@@ -132,6 +133,8 @@ class Tracker:
         opens = placement.kind == "main" and placement.kind_reason != _EXTENDS
         if opens and view.has_tools and placement.source not in ("new", "body:user"):
             self._tool_sessions[session] = True
+        if placement.parent_id is not None and placement.next_state is not None:
+            self.follow(placement.parent_id)
         self._opened += placement.source == "new"
         self._tree.touch(*session)
         return placement
@@ -181,31 +184,25 @@ class Tracker:
             ),
         )
 
-    def overtaken_by(self, placement: Placement) -> list[str]:
-        """Turns that answered the same request while this one was under way: where the client went
-        on from one of them, it no longer waits for this one."""
-        if placement.kind != "main":
-            return []
-        same = self._tree.duplicates(
-            placement.owner, placement.request_hash, placement.session_id, placement.parent_id
-        )
-        return [turn.turn_id for turn in same if turn.turn_id not in placement.duplicates]
+    def follow(self, turn_id: str) -> None:
+        """The turn has its next state (`place` notes that by itself)."""
+        self._followed[turn_id] = True
 
-    def commit(
-        self,
-        placement: Placement,
-        turn_id: str,
-        reply: Message,
-        now: float,
-        *,
-        retried: bool = False,
-    ) -> Turn:
-        """The request was answered: remember the turn (`retried`: as one that was overtaken) and
-        return its head, with the hash of its history and reply."""
+    def repeated(self, placement: Placement) -> str | None:
+        """The turn that the request repeats; None if something followed that turn meanwhile."""
+        return None if placement.retried_id in self._followed else placement.retried_id
+
+    def commit(self, placement: Placement, turn_id: str, reply: Message, now: float) -> Turn:
+        """The request was answered: remember the turn and return its head, with the hash of its
+        history and reply. It is dropped as `retried` where the same request was answered while it
+        was under way, and the client went on from there."""
         head = placement.head(turn_id, now)
         head.node_hash = extend(placement.history_hash, reply)
-        head.drop_reason = "retried" if retried else None
-        for earlier in (placement.retried_id, *placement.superseded):
+        same = self._tree.duplicates(head.owner, head.request_hash, head.session_id, head.parent_id)
+        meanwhile = {turn.turn_id for turn in same} - placement.duplicates
+        if head.kind == "main" and any(turn in self._followed for turn in meanwhile):
+            head.drop_reason = "retried"
+        for earlier in (self.repeated(placement), *placement.superseded):
             if (turn := self._tree.turn(earlier)) is not None:
                 turn.drop_reason = "retried"
         answered = self._tree.turn(placement.parent_id)
@@ -317,7 +314,8 @@ class Tracker:
         pattern = side_pattern(view.messages)
         if pattern is not None:
             return "side", f"pattern:{pattern}"
-        if toolless(view.headers, view.has_tools):
+        program = view.headers.get("user-agent", "")
+        if not view.has_tools and program.startswith(ALWAYS_WITH_TOOLS):
             return "side", "no tools in a program with tools"
         if parent is not None and parent.kind == "main":
             return "main", _EXTENDS

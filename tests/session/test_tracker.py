@@ -114,7 +114,6 @@ def test_case_13_of_two_at_once_the_one_that_is_continued_is_kept():
     client = Client()
     first, second = (client.place(view(Q, session="s")) for _ in "12")
     t1 = client.commit(first, assistant("one"))
-    assert client.tracker.overtaken_by(second) == [t1]
     t2 = client.commit(second, assistant("two"))
     on = client.place(view(Q, assistant("two"), user("x"), session="s"))
     assert (on.parent_id, texts(on), on.superseded) == (t2, ["x"], (t1,))
@@ -130,10 +129,29 @@ def test_case_13_a_later_question_in_the_same_words_overtakes_nothing():
     client.turn(view(Q, session="s"), A)
     client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
     branch = client.place(view(Q, session="s"))
-    assert client.tracker.overtaken_by(branch) == []
     other = client.place(view(Q, session="another"))
-    client.commit(branch, assistant("b"))
-    assert client.tracker.overtaken_by(other) == []
+    heads = [
+        client.tracker.commit(placement, turn_id, assistant("b"), 9.0)
+        for placement, turn_id in ((branch, "b"), (other, "o"))
+    ]
+    assert [head.drop_reason for head in heads] == [None, None]
+
+
+def test_case_13_a_reply_that_comes_after_the_client_went_on_from_another_is_dropped():
+    client = Client()
+    first, second = (client.place(view(Q, session="s")) for _ in "12")
+    client.commit(first, A)
+    client.place(view(Q, A, user("x"), session="s"))
+    assert client.tracker.commit(second, "late", assistant("b"), 9.0).drop_reason == "retried"
+
+
+def test_case_13_a_turn_that_was_followed_meanwhile_is_not_repeated():
+    client = Client()
+    _, t1 = client.turn(view(Q, session="s"), A)
+    again = client.place(view(Q, session="s"))
+    assert client.tracker.repeated(again) == t1
+    client.tracker.follow(t1)
+    assert client.tracker.repeated(again) is None
 
 
 def test_case_13_without_any_name():
