@@ -202,8 +202,8 @@ class EngineClient:
             await patience.wait(lost)
 
     async def health(self) -> bool:
-        """True if `/health` answers 200 within five seconds."""
-        answer = await self._transport.ask("GET", "/health")
+        """True if `/health` answers 200 within two seconds."""
+        answer = await self._transport.ask("GET", "/health", seconds=2.0)
         return answer is not None and answer[0] == 200
 
     async def model_info(self) -> dict[str, Any]:

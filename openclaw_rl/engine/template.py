@@ -18,6 +18,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -209,12 +210,13 @@ def _parsed(call: Mapping[str, Any]) -> Mapping[str, Any]:
 def _looking_up_first(environment: Any) -> Callable[[Any, str], Any]:
     """The sandbox's own `getattr`, but where its answer needs no looking: for keys of plain dicts,
     the counters of a loop, and plain values of a namespace."""
-    getattr_, undefined = environment.getattr, environment.undefined
+    getattr_ = environment.getattr
+    missing = cache(lambda name: environment.undefined(obj={}, name=name))  # says no more of a dict
 
     def look_up(value: Any, name: str) -> Any:
         kind = type(value)
         if kind is dict and name not in _DICT_METHODS:
-            return value[name] if name in value else undefined(obj=value, name=name)
+            return value[name] if name in value else missing(name)
         if kind is LoopContext and name in ("first", "last", "index", "index0"):
             return getattr(value, name)
         if kind is Namespace and not name.startswith("_"):

@@ -81,14 +81,12 @@ def from_a_website(headers: Mapping[str, str]) -> bool:
     try:
         place = urlsplit(origin)
         host = place.hostname or ""
-    except ValueError:
+        if place.scheme not in ("http", "https"):  # an app's own pages; "null" may be anybody's
+            return not place.scheme
+        local = host == "localhost" or host.endswith(".localhost")
+        return not (local or ipaddress.ip_address(host).is_loopback)
+    except ValueError:  # a name, or nothing of a URL
         return True
-    if place.scheme not in ("http", "https"):  # an app's own pages; "null" may be anybody's
-        return not place.scheme
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host != "localhost" and not host.endswith(".localhost")
 
 
 class Limit:

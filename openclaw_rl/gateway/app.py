@@ -19,8 +19,10 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Literal
 
 from aiohttp import web
+from pydantic import Field as Bounds
 
 from openclaw_rl import __version__
 from openclaw_rl.config import Config
@@ -35,7 +37,6 @@ from openclaw_rl.gateway.access import Caller, caller_of, from_a_website, read_b
 from openclaw_rl.gateway.core import Gateway, open_gateway
 from openclaw_rl.gateway.replies import ClientGone, Shown, StreamedReply, whole_reply
 from openclaw_rl.gateway.status import warnings
-from openclaw_rl.types import Message
 from openclaw_rl.wire.anthropic import MESSAGES, parse_count_request
 from openclaw_rl.wire.chat import CHAT
 from openclaw_rl.wire.dialect import Dialect, TokenLogprob, turn_of_reply
@@ -46,7 +47,7 @@ from openclaw_rl.wire.errors import (
     unavailable,
 )
 from openclaw_rl.wire.reply import ReplyEvent
-from openclaw_rl.wire.request import read_object
+from openclaw_rl.wire.request import Body, read_object
 
 log = logging.getLogger("openclaw_rl.gateway")
 http_log = logging.getLogger("openclaw_rl.gateway.http")
@@ -325,33 +326,31 @@ async def _models(request: web.Request) -> web.Response:
     return web.json_response(entry)
 
 
+class _Feedback(Body):
+    """A thumb, a score or words about a reply."""
+
+    turn_id: str = ""
+    session_id: str = ""
+    text: str = ""
+    score: float | None = Bounds(None, ge=-1, le=1)
+    thumb: Literal["up", "down"] | None = None
+
+
 async def _feedback(request: web.Request) -> web.Response:
     """A thumb, a score or words about a turn, as its next state."""
     gateway = request.app[GATEWAY]
-    named, message = _parse_feedback(await read_body(request, gateway.bodies))
-    turn_id = await gateway.feedback(message, request[CALLER], **named)
-    return web.json_response({"object": "feedback", "turn_id": turn_id, "accepted": True})
-
-
-def _parse_feedback(body: bytes) -> tuple[dict[str, str], Message]:
-    """The turn or session that it names, and the message for the judge. Raises `WireError` 400."""
-    data = read_object(body)
-    for key in ("turn_id", "session_id", "text"):
-        if not isinstance(data.get(key), str | None):
-            raise invalid(key, "must be a string")
-    named = {key: data[key] for key in ("turn_id", "session_id") if data.get(key)}
-    if len(named) != 1:
+    said = _Feedback.read(read_object(await read_body(request, gateway.bodies)))
+    if bool(said.turn_id) == bool(said.session_id):
         raise invalid("turn_id", "give either turn_id or session_id")
-    if "turn_id" in named:
-        named["turn_id"] = turn_of_reply(named["turn_id"])
-    score, thumb, text = data.get("score"), data.get("thumb"), data.get("text") or ""
-    if score is not None and (type(score) not in (int, float) or not -1 <= score <= 1):
-        raise invalid("score", "must be a number from -1 to 1")
-    if thumb not in (None, "up", "down"):
-        raise invalid("thumb", "must be 'up' or 'down'")
-    if score is None and thumb is None and not text:
+    if said.score is None and said.thumb is None and not said.text:
         raise invalid(None, "give at least one of score, thumb and text")
-    return named, {"role": "feedback", "thumb": thumb, "score": score, "content": text}
+    turn_id = await gateway.feedback(
+        {"role": "feedback", "thumb": said.thumb, "score": said.score, "content": said.text},
+        request[CALLER],
+        turn_of_reply(said.turn_id) or None,
+        said.session_id,
+    )
+    return web.json_response({"object": "feedback", "turn_id": turn_id, "accepted": True})
 
 
 async def _end_session(request: web.Request) -> web.Response:

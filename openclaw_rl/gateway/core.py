@@ -54,8 +54,6 @@ JOURNAL_SECONDS = 5.0
 STREAMS_PER_TOKEN = 10
 """A stream gets its tokens one by one where few are under way, and one more together for each so
 many: a new request's first token does not queue behind everybody's hundredth."""
-PROBE_SECONDS = 2.0
-"""How long the engine has to say that it is well."""
 _OPERATORS = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "logit_bias",
@@ -202,9 +200,32 @@ class Gateway:
         Raises the engine's errors; cancellation and `ClientGone` abort at the engine. In all
         these cases nothing is recorded.
         """
+        record, alone = turn.record, not turn.request.stream  # nobody reads along
+
+        def on_wait(_: str) -> None:
+            if record.turn_id not in self.waiting:
+                self.waiting.add(record.turn_id)
+                self.metrics.engine_waits.inc()
+
+        deltas = self._engine.generate(
+            record.prompt_ids,
+            record.sampling,
+            rid=record.turn_id,
+            routing_key=record.session_id,
+            top_logprobs=turn.asked_candidates,
+            interval=None if alone else max(1, self.inflight.now // STREAMS_PER_TOKEN),
+            on_wait=on_wait,
+        )
+        highest = self._tokenizer.vocab_size or math.inf
         try:
-            async with self.grace.reply():
-                await self._generate(turn, show)
+            async with self.grace.reply(), aclosing(deltas):
+                async for delta in deltas:
+                    if max(delta.ids, default=0) >= highest:
+                        raise EngineError("the engine gave a token that the model lacks")
+                    if turn.first_token_seconds is None:
+                        turn.first_token_seconds = time.perf_counter() - turn.started
+                        self.metrics.first_token.observe(turn.first_token_seconds)
+                    await show(turn.take(delta))
         except (asyncio.CancelledError, ClientGone):  # the engine client aborts what it leaves
             self._spawn(self._journal.write(Journal.count, "disconnected"))
             self._unfinished(turn, "disconnected")
@@ -213,7 +234,7 @@ class Gateway:
             self._unfinished(turn, type(error).__name__)
             raise
         finally:
-            self.waiting.discard(turn.record.turn_id)
+            self.waiting.discard(record.turn_id)
         # The reply is whole: it is recorded even if the client leaves in this very moment.
         await asyncio.shield(self._spawn(self._record(turn)))
 
@@ -261,11 +282,7 @@ class Gateway:
         """`unknown`: no host has published an engine yet, `waiting`: it does not answer."""
         if self.policy.url() is None:
             return "unknown"
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                return "ok" if await self._engine.health() else "waiting"
-        except (OpenClawRLError, OSError, TimeoutError):
-            return "waiting"
+        return "ok" if await self._engine.health() else "waiting"
 
     async def counts(self) -> Outcomes | None:
         """The journal's counts, or None where it cannot be read."""
@@ -333,33 +350,6 @@ class Gateway:
             # Engines know them too; a model whose own configuration is wrong ends its turns too.
             "stop_token_ids": sorted({*asked.get("stop_token_ids", ()), *self._tokenizer.eos_ids}),
         }
-
-    async def _generate(self, turn: OpenTurn, show: Show) -> None:
-        def on_wait(_: str) -> None:
-            if turn.record.turn_id not in self.waiting:
-                self.waiting.add(turn.record.turn_id)
-                self.metrics.engine_waits.inc()
-
-        deltas = self._engine.generate(
-            turn.record.prompt_ids,
-            turn.record.sampling,
-            rid=turn.record.turn_id,
-            routing_key=turn.record.session_id,
-            top_logprobs=turn.asked_candidates,
-            interval=max(1, self.inflight.now // STREAMS_PER_TOKEN)
-            if turn.request.stream
-            else None,
-            on_wait=on_wait,
-        )
-        highest = self._tokenizer.vocab_size or math.inf
-        async with aclosing(deltas):
-            async for delta in deltas:
-                if max(delta.ids, default=0) >= highest:
-                    raise EngineError("the engine gave a token that the model lacks")
-                if turn.first_token_seconds is None:
-                    turn.first_token_seconds = time.perf_counter() - turn.started
-                    self.metrics.first_token.observe(turn.first_token_seconds)
-                await show(turn.take(delta))
 
     # -- the journal -----------------------------------------------------------------------------
 
