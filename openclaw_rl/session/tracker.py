@@ -30,13 +30,7 @@ from openclaw_rl.session.canonical import (
     read_history,
     text_of,
 )
-from openclaw_rl.session.identity import (
-    Identity,
-    RequestView,
-    identify,
-    is_conversation,
-    is_named,
-)
+from openclaw_rl.session.identity import Identity, RequestView, identify, is_conversation, is_named
 from openclaw_rl.session.kind import ALWAYS_WITH_TOOLS, last_user, named_kind, side_pattern
 from openclaw_rl.session.tree import Tree
 from openclaw_rl.types import Kind, Message, Turn

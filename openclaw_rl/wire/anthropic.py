@@ -196,8 +196,6 @@ def parse_count_request(raw: bytes) -> ChatRequest:
         sampling=options.sampling(),
         template_kwargs={**template_kwargs, **options.chat_template_kwargs},
         hints={"metadata": options.metadata} if options.metadata else {},
-        logprobs=False,
-        top_logprobs=0,
         ignored=options.ignored(*(name for name, given in ignored.items() if given)),
         show_reasoning=thinking is None or thinking.display != "omitted",
     )

@@ -167,13 +167,11 @@ _SIGNS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("hermes", ("<tool_call>",), False),
     ("llama3", ("<|python_tag|>",), True),
     ("mistral", ("[TOOL_CALLS]",), True),
+    # families whose calls are not read
+    ("MiniMax M2", ("<minimax:tool_call>",), False),
+    ("LFM2", ("<|tool_call_start|>",), False),
+    ("Intern-S1", ("<|plugin|>",), False),
 )
-_UNREAD = (
-    ("MiniMax M2", "<minimax:tool_call>"),
-    ("LFM2", "<|tool_call_start|>"),
-    ("Intern-S1", "<|plugin|>"),
-)
-"""Families whose calls nobody here reads, and what their templates hold."""
 
 
 def choose_format(asked: str, template: str, tokens: Collection[str]) -> tuple[ReplyFormat, str]:
@@ -186,13 +184,12 @@ def choose_format(asked: str, template: str, tokens: Collection[str]) -> tuple[R
         return find_format(asked), "--reply-format"
     for name, signs, in_tokens in _SIGNS:
         if all(sign in template for sign in signs):
-            return FORMATS[name], "chat template"
+            if name in FORMATS:
+                return FORMATS[name], "chat template"
+            return HERMES, f"default: calls in the form of {name} are not read"
         if in_tokens and all(sign in tokens for sign in signs):
             return FORMATS[name], "special tokens"
-    for family, sign in _UNREAD:
-        if sign in template:
-            return FORMATS["hermes"], f"default: calls in the form of {family} are not read"
-    return FORMATS["hermes"], "default"
+    return HERMES, "default"
 
 
 def find_format(name: str) -> ReplyFormat:

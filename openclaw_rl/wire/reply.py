@@ -166,8 +166,7 @@ class ReplyFormat:
         """A reader of one reply. `tools`: those of the request; none: calls are text.
         `in_reasoning`: the prompt already opened the reasoning. Ids of calls come from `new_id`
         where the model writes none."""
-        offered = schemas(tools) if tools else None
-        return ReplyParser(self, offered, in_reasoning=in_reasoning, new_id=new_id)
+        return ReplyParser(self, schemas(tools) if tools else None, in_reasoning, new_id)
 
     def message(
         self, text: str, tools: Sequence[Mapping[str, Any]] | None, *, in_reasoning: bool = False
@@ -199,25 +198,18 @@ def begins(body: str, *words: str) -> bool | None:
 
 # -- the automaton -------------------------------------------------------------------------------
 
-_NOTHING = Marks()
-
 
 class ReplyParser:
     """Reads one reply; see `ReplyFormat.parser`."""
 
     def __init__(
-        self,
-        form: ReplyFormat,
-        tools: Tools | None,
-        *,
-        in_reasoning: bool,
-        new_id: Callable[[], str],
+        self, form: ReplyFormat, tools: Tools | None, in_reasoning: bool, new_id: Callable[[], str]
     ) -> None:
         self._form = form
         self._tools = tools
         self._new_id = new_id
         read = tools is not None or bool(form.ends)
-        self._marks = form.in_text if read else _NOTHING
+        self._marks = form.in_text if read else Marks()
         self._bare = form.bare if read else None
         self._at_begin = True  # nothing of this message was read: a bare section may follow
         # Each step reads on in `_buf` and returns whether another one may follow.

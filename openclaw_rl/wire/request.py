@@ -45,9 +45,9 @@ class ChatRequest:
     sampling: dict[str, Any]
     template_kwargs: dict[str, Any]
     hints: dict[str, Any]
-    logprobs: bool
-    top_logprobs: int
-    ignored: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
     show_reasoning: bool = True
 
 
@@ -150,16 +150,8 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`, its texts whole Unicode; `WireError` 400 for anything else."""
     try:
         data = read_json(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise invalid(None, "the body is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise invalid(
-            None, f"the body is not valid JSON (line {error.lineno}, column {error.colno})"
-        ) from None
-    except RecursionError:
-        raise invalid(None, "the body is nested too deeply") from None
-    except ValueError:
-        raise invalid(None, "the body is not valid JSON") from None
+    except (ValueError, RecursionError):
+        raise invalid(None, "the body is not JSON in UTF-8, or nested too deeply") from None
     if not isinstance(data, dict):
         raise invalid(None, "the body must be a JSON object")
     return data
