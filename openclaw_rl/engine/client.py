@@ -26,14 +26,13 @@ from typing import Any
 import aiohttp
 import orjson
 
-from openclaw_rl.engine.kinds import EngineAPI, engine_api
+from openclaw_rl.engine.kinds import GRAMMARS, EngineAPI, engine_api
 from openclaw_rl.engine.transport import NO_REASON, RETRIED_STATUS, Lost, Transport, reason_of
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, joined
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds between tries; doubled each time."""
 _FAULTS = 3
@@ -178,7 +177,7 @@ class EngineClient:
             finally:
                 self._used[name] -= 1
             if len(got) < budget:
-                if got and any(sampling.get(grammar) for grammar in _GRAMMARS):
+                if got and any(sampling.get(grammar) for grammar in GRAMMARS):
                     raise EngineUnavailable(f"{lost}; a reply under a grammar is not resumed")
                 await patience.wait(lost)
         yield Delta([], [], "", Finish("length"))

@@ -185,7 +185,7 @@ _SAME = frozenset(
         *("frequency_penalty", "presence_penalty", "repetition_penalty"),
     }
 )
-_GRAMMARS = {
+GRAMMARS = {
     "json_schema": "json",
     "regex": "regex",
     "ebnf": "grammar",
@@ -258,9 +258,9 @@ def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """By vLLM's names; it would take no notice of one that it does not know."""
     found: dict[str, Any] = {}
     for name, value in sampling.items():
-        if name in _GRAMMARS:
+        if name in GRAMMARS:
             if value:
-                found["structured_outputs"] = {_GRAMMARS[name]: value}
+                found["structured_outputs"] = {GRAMMARS[name]: value}
         elif name in _SAME or name in _RENAMED:
             found[_RENAMED.get(name, name)] = value
         else:
