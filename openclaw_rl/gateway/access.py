@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from openclaw_rl.wire.errors import WireError, unavailable
+from openclaw_rl.wire.dialect import WireError, unavailable
 
 BODY_SECONDS = 60.0
 """How long a request's body may take to arrive."""

@@ -39,15 +39,18 @@ from openclaw_rl.gateway.replies import ClientGone, Shown, StreamedReply, whole_
 from openclaw_rl.gateway.status import warnings
 from openclaw_rl.wire.anthropic import MESSAGES, parse_count_request
 from openclaw_rl.wire.chat import CHAT
-from openclaw_rl.wire.dialect import Dialect, TokenLogprob, turn_of_reply
-from openclaw_rl.wire.errors import (
+from openclaw_rl.wire.dialect import (
+    Body,
+    Dialect,
+    TokenLogprob,
     WireError,
     invalid,
     prompt_too_long,
+    read_object,
+    turn_of_reply,
     unavailable,
 )
 from openclaw_rl.wire.reply import ReplyEvent
-from openclaw_rl.wire.request import Body, read_object
 
 log = logging.getLogger("openclaw_rl.gateway")
 http_log = logging.getLogger("openclaw_rl.gateway.http")

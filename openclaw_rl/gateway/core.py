@@ -38,10 +38,8 @@ from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.identity import RequestView
 from openclaw_rl.session.tracker import Placement, Tracker
 from openclaw_rl.types import Message, Turn
-from openclaw_rl.wire.dialect import Head
-from openclaw_rl.wire.errors import WireError, prompt_too_long
+from openclaw_rl.wire.dialect import ChatRequest, Head, WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat, choose_format
-from openclaw_rl.wire.request import ChatRequest
 
 log = logging.getLogger("openclaw_rl.gateway")
 

@@ -26,9 +26,9 @@ from openclaw_rl.gateway.status import Metrics
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Placement
 from openclaw_rl.types import Message, Turn
+from openclaw_rl.wire.dialect import ChatRequest
 from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import opens_reasoning
-from openclaw_rl.wire.request import ChatRequest
 
 KNOWN_BYTES = 128 * 2**20
 INLINE_CHARS, INLINE_NEW_CHARS = 4_000, 500

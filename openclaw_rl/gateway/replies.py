@@ -21,10 +21,16 @@ from openclaw_rl.engine.chat import ChatTokenizer, TextStream
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.session.tracker import Placement
 from openclaw_rl.types import Message, TopK, Turn
-from openclaw_rl.wire.dialect import Dialect, Ending, Head, TokenLogprob, Usage
-from openclaw_rl.wire.errors import WireError
+from openclaw_rl.wire.dialect import (
+    ChatRequest,
+    Dialect,
+    Ending,
+    Head,
+    TokenLogprob,
+    Usage,
+    WireError,
+)
 from openclaw_rl.wire.reply import END_THINK, ReplyEvent, ReplyParser
-from openclaw_rl.wire.request import ChatRequest
 
 Shown = tuple[list[ReplyEvent], list[TokenLogprob] | None]
 """What a client may see of a delta: events, and log-probs where it asked for them."""

@@ -19,8 +19,7 @@ from openclaw_rl.errors import OpenClawRLError
 from openclaw_rl.openclaw import sessions
 from openclaw_rl.types import Message
 from openclaw_rl.wire.chat import parse_messages
-from openclaw_rl.wire.errors import WireError
-from openclaw_rl.wire.request import read_json
+from openclaw_rl.wire.dialect import WireError, read_json
 
 _NAMES = ("*.jsonl", "*.jsonl.reset.*", "*.jsonl.deleted.*", sessions.DATABASE)
 

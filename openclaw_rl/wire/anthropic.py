@@ -17,18 +17,25 @@ from typing import Any, Literal
 
 from pydantic import Field as Bounds
 
-from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
-from openclaw_rl.wire.errors import WireError, invalid, unsupported
-from openclaw_rl.wire.reply import ReplyEvent, assistant_message, call_message
-from openclaw_rl.wire.request import (
+from openclaw_rl.wire.dialect import (
     Body,
     ChatRequest,
+    Dialect,
+    Ending,
+    Head,
     Options,
     Parts,
     Positive,
     Stops,
+    TextEvent,
+    TokenLogprob,
+    Usage,
+    WireError,
+    invalid,
     read_object,
+    unsupported,
 )
+from openclaw_rl.wire.reply import ReplyEvent, assistant_message, call_message
 
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """Claude Code's line to Anthropic's accounting at the head of the system prompt. It is not meant

@@ -13,21 +13,27 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator
 from pydantic import Field as Bounds
 
-from openclaw_rl.wire.dialect import Dialect, Ending, Head, TextEvent, TokenLogprob, Usage
-from openclaw_rl.wire.errors import WireError, invalid
-from openclaw_rl.wire.reply import ReplyEvent, call_message, message_of
-from openclaw_rl.wire.request import (
+from openclaw_rl.wire.dialect import (
     LARGEST,
     Body,
     ChatRequest,
+    Dialect,
+    Ending,
+    Head,
     Int32,
     Options,
     Parts,
     Positive,
     Refused,
     Stops,
+    TextEvent,
+    TokenLogprob,
+    Usage,
+    WireError,
+    invalid,
     read_object,
 )
+from openclaw_rl.wire.reply import ReplyEvent, call_message, message_of
 
 _PLAIN_ROLES = ("system", "user", "assistant")
 

@@ -10,8 +10,7 @@ import pytest
 from openclaw_rl.session.identity import RequestView, identify, is_conversation
 from openclaw_rl.session.tracker import Placement
 from openclaw_rl.wire.anthropic import parse_messages_request
-from openclaw_rl.wire.errors import WireError
-from openclaw_rl.wire.request import ChatRequest
+from openclaw_rl.wire.dialect import ChatRequest, WireError
 from tests.session.helpers import Client, assistant, texts
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "claude_code_requests"

@@ -75,3 +75,16 @@ def test_results_and_words_keep_their_order():
         ("user", "wait"), ("tool", "from b"), ("user", "and\nthis"), ("tool", "from a"),
         ("user", "then"),
     ]  # fmt: skip
+
+
+def test_keys_of_other_types_of_blocks_mean_nothing():
+    stray = {"content": [{"type": "image"}], "title": "t", "thinking": "x", "tool_name": "f"}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a", **stray}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "b", **stray}]},
+        ASK,
+    ]
+    assert asked(messages)[:2] == (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    )

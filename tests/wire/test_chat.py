@@ -5,7 +5,7 @@ import json
 import pytest
 
 from openclaw_rl.wire.chat import error_body, parse_chat_request, parse_messages
-from openclaw_rl.wire.errors import WireError, prompt_too_long
+from openclaw_rl.wire.dialect import WireError, prompt_too_long
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

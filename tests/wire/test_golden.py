@@ -13,8 +13,7 @@ import pytest
 
 from openclaw_rl.wire.anthropic import MESSAGES
 from openclaw_rl.wire.chat import CHAT
-from openclaw_rl.wire.dialect import Dialect, Ending, Head, TokenLogprob, Usage
-from openclaw_rl.wire.errors import unavailable
+from openclaw_rl.wire.dialect import Dialect, Ending, Head, TokenLogprob, Usage, unavailable
 from openclaw_rl.wire.reply import ReplyEvent
 
 FOLDER = Path(__file__).parent / "golden"

@@ -12,8 +12,7 @@ import pytest
 
 from openclaw_rl.wire.anthropic import parse_count_request, parse_messages_request
 from openclaw_rl.wire.chat import parse_chat_request
-from openclaw_rl.wire.errors import WireError
-from openclaw_rl.wire.request import ChatRequest
+from openclaw_rl.wire.dialect import ChatRequest, WireError
 
 CHAT: dict[str, Any] = {
     "model": "m",

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from openclaw_rl.wire.chat import ChatStream, chat_completion, parse_chat_request
-from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage
-from openclaw_rl.wire.errors import unavailable
+from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage, unavailable
 from openclaw_rl.wire.formats import HERMES
 from openclaw_rl.wire.reply import ReplyEvent
 
