@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from openclaw_rl.engine.template import ChatTemplate
+from openclaw_rl.errors import EngineRefused
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.templates import CHATML, QWEN3_LIKE
 
@@ -52,6 +53,14 @@ def test_a_template_that_reads_a_method_of_a_message_is_rendered_alike(tmp_path:
     made = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, template=source))
     messages = [{"role": "user", "content": "x", "items": "y"}]
     assert ChatTemplate(made).render(messages) == "3user;"
+
+
+def test_what_a_message_lacks_is_named_as_by_transformers(tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.author.name }}{% endfor %}"
+    made = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, template=source))
+    for _ in range(2):
+        with pytest.raises(EngineRefused, match="'dict object' has no attribute 'author'"):
+            ChatTemplate(made).render([{"role": "user", "content": "x"}])
 
 
 def test_where_the_short_way_differs_it_is_not_taken(tokenizer: Any) -> None:
