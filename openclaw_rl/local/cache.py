@@ -54,7 +54,6 @@ class Slot:
         self.length = 0  # tokens whose keys and values are there
         self.tag: str | None = tag  # whose weights made them; None: more than one version
         self.busy = True
-        self.used = 0
 
     @property
     def capacity(self) -> int:
@@ -81,8 +80,7 @@ class SlotPool:
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.budget = budget - budget % _BLOCK
-        self.slots: list[Slot] = []
-        self._clock = 0
+        self.slots: list[Slot] = []  # the longest unused first
 
     @property
     def allocated(self) -> int:
@@ -116,15 +114,14 @@ class SlotPool:
             donor.busy = False
             return None
         capacity = min(round_up(len(wanted) + _HEADROOM), self.budget)
-        # The donor itself may be what stands in the way; it is copied from all the same.
-        if not self._evict(capacity, keep=donor) and not self._evict(capacity):
+        if donor is not None:
+            self._touch(donor)  # evicted last, and copied from all the same
+        if not self._evict(capacity):
             return None
         slot = Slot(self.shape, capacity, tag, self.dtype, self.device)
         self.slots.append(slot)
-        self._touch(slot)
         if donor is not None:
             slot.copy_prefix(donor, length)
-            self._touch(donor)
         return slot, length
 
     def ensure(self, slot: Slot, length: int) -> bool:
@@ -155,14 +152,14 @@ class SlotPool:
                 slot.tag = None
 
     def _touch(self, slot: Slot) -> None:
-        self._clock += 1
-        slot.used = self._clock
+        self.slots.remove(slot)
+        self.slots.append(slot)
 
-    def _evict(self, tokens: int, keep: Slot | None = None) -> bool:
+    def _evict(self, tokens: int) -> bool:
         """Evicts idle slots, the longest unused first, until `tokens` fit. Evicts nothing if they
         would not fit even then."""
         missing = self.allocated + tokens - self.budget
-        idle = sorted((s for s in self.slots if not s.busy and s is not keep), key=lambda s: s.used)
+        idle = [slot for slot in self.slots if not slot.busy]
         if sum(slot.capacity for slot in idle) < missing:
             return False
         for slot in idle:

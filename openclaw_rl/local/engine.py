@@ -44,7 +44,6 @@ BASE_VERSION = "base"
 _SWITCH_SECONDS = 5e-4
 _LAST_FAILURE = 5  # in a row ends the engine; one bad request is tried no more than 3 times
 _WORTH_WAITING = 64  # tokens of a common prompt
-_SCORE_ROWS = 64  # positions whose float32 logits are held at once while scoring
 
 
 class Chunk(NamedTuple):
@@ -73,7 +72,6 @@ class _Sequence:
     policy: bool
     order: int  # of arrival
     tokens: list[int]
-    random: random.Random
     counts: Tensor | None  # of output tokens, where penalties ask
     slot: Slot | None = None
     computed: int = 0
@@ -91,10 +89,21 @@ class _Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def samples(self) -> bool:
+        """Whether it generates; otherwise its prompt is scored only."""
+        return self.request.sampling_params.max_new_tokens > 0
+
+    @property
     def reusable(self) -> int:
         """Tokens whose logits nobody wants, so that a prefix up to there can be reused."""
         last = len(self.tokens) - 1
         return last if self.started else min(last, self.request.score_from)
+
+    def wanted(self, end: int) -> range:
+        """Positions of the next step, which ends at `end`, whose logits are wanted: those at p
+        score the prompt's token at p + 1; behind the last token the next one is drawn."""
+        start = max(self.computed, self.reusable)
+        return range(start, end if self.samples else min(end, len(self.tokens) - 1))
 
 
 class EngineCore:
@@ -168,8 +177,9 @@ class EngineCore:
     def submit(self, request: GenerateRequest, deliver: Deliver, *, policy: bool = True) -> None:
         """Queues a request; `policy` says whether the adapter is applied. Raises EngineRefused(400)
         where it can never be served."""
+        params = request.sampling_params
         n, limit, vocab = len(request.input_ids), self.context_length, self.model.vocab_size
-        if n > limit or (n == limit and request.sampling_params.max_new_tokens > 0):
+        if n > limit or (n == limit and params.max_new_tokens > 0):
             raise EngineRefused(
                 400,
                 f"The input ({n} tokens) is longer than the model's context length "
@@ -177,24 +187,21 @@ class EngineCore:
             )
         if max(request.input_ids) >= vocab or request.top_logprobs_num > vocab:
             raise EngineRefused(400, f"input_ids or top_logprobs_num: the vocabulary has {vocab}")
-        if request.sampling_params.stop and self.model.tokenizer is None:
+        if params.stop and self.model.tokenizer is None:
             raise EngineRefused(400, "stop strings need a tokenizer, and this model has none")
-        params = request.sampling_params
-        seed, device = params.sampling_seed, self.model.device
         sequence = _Sequence(
             request=request,
             deliver=deliver,
             policy=policy,
             order=next(self._order),
             tokens=list(request.input_ids),
-            random=self._random if seed is None else random.Random(seed),
-            counts=torch.zeros(vocab, device=device) if params.penalised else None,
+            counts=torch.zeros(vocab, device=self.model.device) if params.penalised else None,
         )
         self._post(lambda: self._waiting.append(sequence))
 
     def abort(self, rid: str) -> None:
         """Ends the request `rid` with finish_reason abort and the tokens so far."""
-        self._commands.put(lambda: self._abort("aborted on request", rid))
+        self._commands.put(lambda: self._abort("aborted on request", self._all(rid)))
 
     def publish(self, version: int, adapter_state: Mapping[str, Tensor] | None) -> Future[None]:
         """Serves this adapter (a PEFT LoRA state dict, copied here; None: the bare base) under
@@ -231,7 +238,7 @@ class EngineCore:
                 except Exception as error:
                     self._fail(error)
             self._run_commands(wait=False)
-            self._abort("the engine stops")
+            self._abort("the engine stops", self._all())
 
     def _run_commands(self, wait: bool) -> None:
         while True:
@@ -242,12 +249,15 @@ class EngineCore:
             command()
             wait = False
 
-    def _abort(self, message: str, rid: str | None = None, **more: int) -> None:
-        """Ends all sequences, or those of one request."""
-        for sequence in [*self._running, *self._waiting]:
-            if rid in (None, sequence.request.rid):
-                self._remove(sequence)
-                self._send(sequence, finish={"type": "abort", "message": message, **more})
+    def _all(self, rid: str | None = None) -> list[_Sequence]:
+        """All sequences, or those of one request."""
+        every = [*self._running, *self._waiting]
+        return [sequence for sequence in every if rid in (None, sequence.request.rid)]
+
+    def _abort(self, message: str, sequences: list[_Sequence], **more: int) -> None:
+        for sequence in sequences:
+            self._remove(sequence)
+            self._send(sequence, finish={"type": "abort", "message": message, **more})
 
     def _fail(self, error: Exception) -> None:
         # Only the type and torch's own words: there is no conversation text in them.
@@ -255,8 +265,7 @@ class EngineCore:
         self._failures += 1
         self._stopping |= self._failures >= _LAST_FAILURE
         reason = f"engine step failed: {type(error).__name__}"
-        for sequence in list(self._running):
-            self._abort(reason, sequence.request.rid, status_code=500)
+        self._abort(reason, list(self._running), status_code=500)
         self.pool.drop(self._version)
         self.pool.drop(BASE_VERSION)
 
@@ -339,68 +348,48 @@ class EngineCore:
             return
         ids: list[int] = []
         positions: list[int] = []
-        scored: list[int] = []  # where logits score the prompt
-        drawn: list[int] = []  # where they are drawn from
-        drawing: list[_Sequence] = []
+        keep: list[int] = []  # of them, where logits are wanted
         plan: list[Row] = []
         for sequence, end in rows:
             slot, start = sequence.slot, sequence.computed
             assert slot is not None
-            new = sequence.tokens[start:end]
-            slot.ids[start:end] = new
-            plan.append(Row(slot, start, end))
-            first = len(ids) - start
-            scored += [first + position for position in self._to_score(sequence, end)]
-            ids += new
+            keep += [len(ids) - start + position for position in sequence.wanted(end)]
+            ids += sequence.tokens[start:end]
             positions += range(start, end)
-            if end == len(sequence.tokens) and sequence.request.sampling_params.max_new_tokens:
-                drawing.append(sequence)
-                drawn.append(len(ids) - 1)
+            slot.ids[start:end] = sequence.tokens[start:end]
+            plan.append(Row(slot, start, end))
         self.model.switch.rows = sum(end - s.computed for s, end in rows if s.policy)
         inputs = torch.tensor([ids, positions], device=self.model.device)
         # Nothing kept (a piece of a prompt): one row, since an empty matrix is not everywhere fine.
-        keep = torch.tensor([*scored, *drawn] or [0], device=self.model.device)
-        logits = self.model.forward(inputs[:1], inputs[1:], StepPlan(plan), keep)
+        kept = torch.tensor(keep or [0], device=self.model.device)
+        logits = self.model.forward(inputs[:1], inputs[1:], StepPlan(plan), kept)
+        drawing: list[tuple[_Sequence, int]] = []  # with its row of the logits
         at = 0
-        for sequence, end in rows:
-            at += self._score(sequence, end, logits[at:])
-            assert sequence.slot is not None
-            sequence.computed = sequence.slot.length = end
-        if drawing:
-            self._draw(logits[len(scored) :], drawing)
-        for sequence, end in rows:
-            if end == len(sequence.tokens) and not sequence.request.sampling_params.max_new_tokens:
+        for (sequence, end), (slot, _, _) in zip(rows, plan, strict=True):
+            places = sequence.wanted(end)
+            sequence.computed = slot.length = end
+            last = end == len(sequence.tokens)
+            # The tokens behind these places; behind the last one there is none yet.
+            given = sequence.tokens[places.start + 1 : places.stop + 1]
+            sequence.prompt_scores += score(logits[at:], given, sequence.request.top_logprobs_num)
+            at += len(places)
+            if last and sequence.samples:
+                drawing.append((sequence, at - 1))
+            elif last:
                 self._remove(sequence)
                 self._send(sequence, finish={"type": "length", "length": 0})
+        if drawing:
+            self._draw(logits, drawing)
 
-    def _to_score(self, sequence: _Sequence, end: int) -> range:
-        """Positions up to `end` whose logits score the prompt: those at p the token at p + 1."""
-        request = sequence.request
-        if sequence.started:
-            return range(0)
-        return range(
-            max(sequence.computed, request.score_from), min(end, len(request.input_ids) - 1)
-        )
-
-    def _score(self, sequence: _Sequence, end: int, logits: Tensor) -> int:
-        """Scores a piece of the prompt by the first of `logits`; returns by how many."""
-        places = self._to_score(sequence, end)
-        for offset in range(0, len(places), _SCORE_ROWS):
-            part = places[offset : offset + _SCORE_ROWS]
-            tokens = sequence.tokens[part.start + 1 : part.stop + 1]
-            rows = logits[offset : offset + len(part)]
-            sequence.prompt_scores += score(rows, tokens, sequence.request.top_logprobs_num)
-        return len(places)
-
-    def _draw(self, logits: Tensor, drawing: list[_Sequence]) -> None:
+    def _draw(self, logits: Tensor, drawing: list[tuple[_Sequence, int]]) -> None:
         tokens = draw(
-            logits,
-            [sequence.request.sampling_params for sequence in drawing],
-            [sequence.random.random() for sequence in drawing],
-            [sequence.counts for sequence in drawing],
-            [sequence.request.top_logprobs_num for sequence in drawing],
+            logits[[row for _, row in drawing]],
+            [sequence.request.sampling_params for sequence, _ in drawing],
+            [self._random.random() for _ in drawing],
+            [sequence.counts for sequence, _ in drawing],
+            [sequence.request.top_logprobs_num for sequence, _ in drawing],
         )
-        for sequence, drawn in zip(drawing, tokens, strict=True):
+        for (sequence, _), drawn in zip(drawing, tokens, strict=True):
             token = drawn.token
             sequence.tokens.append(token)
             if sequence.counts is not None:

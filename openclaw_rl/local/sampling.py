@@ -20,6 +20,7 @@ from torch import Tensor
 from openclaw_rl.errors import EngineRefused
 
 _SHORTLIST = 256  # candidates looked at before the whole vocabulary is sorted
+_SCORE_ROWS = 64  # positions whose float32 logits are held at once while scoring
 _GREEDY_BELOW = 1e-6  # as SGLang: a smaller temperature counts as 0
 _INT32 = 2**31 - 1
 _TokenId = Annotated[int, Field(ge=0, le=_INT32)]
@@ -30,8 +31,7 @@ class SamplingParams(BaseModel):
     """SGLang's `sampling_params`, the part served here.
 
     The penalties count output tokens only. `top_k` -1 is off. `max_new_tokens` 0 scores the prompt
-    and samples nothing. A seed makes the random numbers of this request its own. An event of a
-    stream has `stream_interval` tokens where it can.
+    and samples nothing. An event of a stream has `stream_interval` tokens where it can.
     """
 
     model_config = ConfigDict(extra="forbid", **_STRICT)
@@ -46,7 +46,6 @@ class SamplingParams(BaseModel):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[_TokenId, ...] = ()
     ignore_eos: bool = False
-    sampling_seed: int | None = None
     stream_interval: int = Field(default=1, ge=1, le=_INT32)
 
     @property
@@ -172,13 +171,17 @@ def _cut(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def score(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
-    """The given `tokens` under logits [R, V] at temperature 1."""
-    z = logits.to(torch.float32, memory_format=torch.contiguous_format)
-    normaliser = z.logsumexp(-1, keepdim=True)
-    ids = torch.tensor(tokens, device=z.device)[:, None]
-    values = (z.gather(-1, ids) - normaliser)[:, 0].tolist()
-    tops = _likeliest(z, normaliser, top)
-    return [TokenScore(*one) for one in zip(tokens, values, tops, strict=True)]
+    """The given `tokens` under the first rows of `logits` [R, V], at temperature 1."""
+    found: list[TokenScore] = []
+    for start in range(0, len(tokens), _SCORE_ROWS):
+        part = tokens[start : start + _SCORE_ROWS]
+        z = logits[start : start + len(part)].float().contiguous()
+        normaliser = z.logsumexp(-1, keepdim=True)
+        ids = torch.tensor(part, device=z.device)[:, None]
+        values = (z.gather(-1, ids) - normaliser)[:, 0].tolist()
+        tops = _likeliest(z, normaliser, top)
+        found += [TokenScore(*one) for one in zip(part, values, tops, strict=True)]
+    return found
 
 
 def _likeliest(z: Tensor, normaliser: Tensor, top: int) -> list[tuple[tuple[float, int], ...]]:

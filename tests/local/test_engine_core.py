@@ -135,14 +135,6 @@ def test_a_stop_string_may_span_tokens(caller, model):
     assert "is ni" not in model.tokenizer.decode(answer.ids[:-1])
 
 
-def test_a_seed_repeats_the_reply(caller):
-    one, two, three = (
-        caller.send(PROMPT, sampling_seed=seed, max_new_tokens=20).wait().ids for seed in (5, 5, 6)
-    )
-    assert one == two
-    assert one != three
-
-
 def test_a_presence_penalty_keeps_tokens_from_coming_back(caller):
     answer = caller.send(PROMPT, presence_penalty=2.0, temperature=0, max_new_tokens=40)
     free = caller.send(PROMPT, temperature=0, max_new_tokens=40)
