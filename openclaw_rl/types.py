@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -220,6 +220,22 @@ class Turn:
             self.output_len = len(self.output_ids)
         if self.output_versions:
             self.min_version, self.max_version = _version_bounds(self.output_versions)
+
+    def head(self) -> Turn:
+        """This turn without its payload."""
+        return replace(
+            self,
+            prompt_ids=(),
+            output_ids=(),
+            output_logprobs=(),
+            output_versions=(),
+            topk=None,
+            messages=(),
+            reply={},
+            tools=(),
+            template_kwargs={},
+            next_state=None if self.next_state is None else (),
+        )
 
 
 def _version_bounds(versions: Sequence[str]) -> tuple[str, str]:

@@ -9,7 +9,6 @@ what is recorded is exactly what was served.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import math
 import time
@@ -152,7 +151,8 @@ class Gateway:
         """
         started, now = time.perf_counter(), time.time()
         placement = self._placed(self._tracker.place, request, caller, headers, now)
-        parent_id, next_state = placement.parent_id, placement.next_state
+        record, next_state = placement.turn, placement.next_state
+        record.turn_id, parent_id = uuid.uuid4().hex, record.parent_id
         if parent_id is not None and next_state is not None:
 
             def write(journal: Journal) -> None:
@@ -162,16 +162,14 @@ class Gateway:
 
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
             self._spawn(self._journaled(self._journal.write(write)))
-        record = placement.head(uuid.uuid4().hex, now)
         limit = self.context_length
-        in_reasoning = await self.prompts.fill(record, request, placement, size, limit)
+        in_reasoning = await self.prompts.fill(placement, request, size, limit)
         record.sampling = self._sampling(request, len(record.prompt_ids))
-        if placement.parent_id is not None:
+        if parent_id is not None:
             self.metrics.continued.labels("kept" if record.shares_tokens else "new").inc()
         turn = OpenTurn(
             request=request,
             placement=placement,
-            record=record,
             head=Head(record.turn_id, self.config.served_name, int(now), request),
             tokenizer=self._tokenizer,
             parser=self.reply_format.parser(request.tools, in_reasoning=in_reasoning),
@@ -179,7 +177,7 @@ class Gateway:
             started=started,
         )
         self.metrics.prepare.observe(time.perf_counter() - started)
-        self.metrics.identity.labels(placement.source).inc()
+        self.metrics.identity.labels(record.source).inc()
         return turn
 
     async def count(
@@ -188,9 +186,8 @@ class Gateway:
         """How many tokens the prompt of this request would have. Nothing is recorded, and
         no later request is placed otherwise because of it."""
         placement = self._placed(self._tracker.look, request, caller, headers, time.time())
-        record = placement.head("", 0.0)
-        await self.prompts.fill(record, request, placement, size)
-        return len(record.prompt_ids)
+        await self.prompts.fill(placement, request, size)
+        return len(placement.turn.prompt_ids)
 
     async def run(self, turn: OpenTurn, show: Show) -> None:
         """Let the engine reply, showing what comes, then record the turn.
@@ -324,8 +321,8 @@ class Gateway:
         )
         placement = place(view, now)
         # The tracker may know a turn that the journal failed to take: nothing hangs on it.
-        if placement.parent_id in self._unrecorded:
-            return dataclasses.replace(placement, parent_id=None, matched=0, next_state=None)
+        if (turn := placement.turn).parent_id in self._unrecorded:
+            turn.parent_id, turn.matched, placement.next_state = None, 0, None
         return placement
 
     # -- the engine ------------------------------------------------------------------------------
@@ -352,16 +349,12 @@ class Gateway:
     # -- the journal -----------------------------------------------------------------------------
 
     async def _record(self, turn: OpenTurn) -> None:
-        placement, now = turn.placement, time.time()
-        over = any(
-            self._ended.get((owner, placement.session_id), turn.started) > turn.started
-            for owner in (turn.record.owner, None)
-        )
-        reply = turn.parser.message()
-        head = self._tracker.commit(placement, turn.record.turn_id, reply, now)
-        drop_reason = head.drop_reason or ("session_ended" if over else None)
-        record = turn.complete(reply, head.node_hash, drop_reason)
-        retried_id = self._tracker.repeated(placement)
+        record, now = turn.complete(), time.time()
+        self._tracker.commit(turn.placement, record.reply)
+        for owner in (record.owner, None):
+            if self._ended.get((owner, record.session_id), turn.started) > turn.started:
+                record.drop_reason = record.drop_reason or "session_ended"
+        retried_id = self._tracker.repeated(turn.placement)
 
         def write(journal: Journal) -> None:
             if retried_id is not None:

@@ -70,17 +70,17 @@ class Prompts:
 
     async def fill(
         self,
-        record: Turn,
-        request: ChatRequest,
         placement: Placement,
+        request: ChatRequest,
         size: int,
         limit: int | None = None,
     ) -> bool:
-        """Put into `record` what is served: the messages with the recorded replies put back, and
+        """Put into the turn what is served: the messages with the recorded replies put back, and
         their exact tokens. Whether the reply begins inside `<think>`.
 
         `size` is about the request's length in characters. Raises as `ChatTokenizer.fill_prompt`.
         """
+        record = placement.turn
         parent, replies = await self._recall(placement)
         messages = list[Message](request.messages)
         for index, turn_id in placement.known_replies.items():
@@ -114,12 +114,12 @@ class Prompts:
 
     async def _recall(self, placement: Placement) -> tuple[Turn | None, dict[str, Message]]:
         """The parent, and the replies in the request's history by their turns."""
-        parent_id, indexes = placement.parent_id, placement.known_replies
+        parent_id, indexes = placement.turn.parent_id, placement.known_replies
         parent, replies = self._known.get(parent_id or "") or (None, {})
         if parent_id is not None and parent is None:
             for turn in await self._load([parent_id]):
                 parent, replies = self.remember(turn)
-                if len(turn.messages) + 1 == placement.matched:  # the same, message by message
+                if len(turn.messages) + 1 == placement.turn.matched:  # the same, message by message
                     for index, turn_id in indexes.items():
                         if index < len(turn.messages):
                             replies[turn_id] = turn.messages[index]

@@ -20,7 +20,7 @@ from aiohttp import web
 from openclaw_rl.engine.chat import ChatTokenizer, TextStream
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.session.tracker import Placement
-from openclaw_rl.types import Message, TopK, Turn
+from openclaw_rl.types import TopK, Turn
 from openclaw_rl.wire.dialect import (
     ChatRequest,
     Dialect,
@@ -77,17 +77,17 @@ class StopCut:
 
 @dataclass(slots=True)
 class OpenTurn:
-    """A turn until it is recorded. `record` is what was known of it when it began, at `started` of
-    `time.perf_counter`; `top_k` candidates of each token are kept for training."""
+    """A turn until it is recorded. `record` is that of its placement, filled in here; it began at
+    `started` of `time.perf_counter`; `top_k` candidates of each token are kept for training."""
 
     request: ChatRequest
     placement: Placement
-    record: Turn
     head: Head
     tokenizer: ChatTokenizer
     parser: ReplyParser
     top_k: int
     started: float
+    record: Turn = field(init=False)
     text: TextStream = field(init=False)
     stops: StopCut = field(init=False)
     first_token_seconds: float | None = None
@@ -100,6 +100,7 @@ class OpenTurn:
     cached_tokens: int = 0
 
     def __post_init__(self) -> None:
+        self.record = self.placement.turn
         self.text = self.tokenizer.stream()
         self.stops = StopCut(_stop_strings(self.record.sampling))
         if self.record.kind != "main":
@@ -126,10 +127,10 @@ class OpenTurn:
             events += self.parser.finish()
         return events, self._token_logprobs(delta) if self.request.logprobs else None
 
-    def complete(self, reply: Message, node_hash: str, drop_reason: str | None) -> Turn:
-        """Make `record` that of the whole turn; returns it."""
+    def complete(self) -> Turn:
+        """The record, with the whole reply."""
         record = self.record
-        record.reply, record.node_hash, record.drop_reason = reply, node_hash, drop_reason
+        record.reply = self.parser.message()
         record.topk = TopK(self.candidate_ids, self.candidate_log_probs) if self.top_k else None
         record.finish_reason = self.finish_reason
         record.truncated = record.finish_reason == "length"

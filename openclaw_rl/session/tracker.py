@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from cachetools import LRUCache
@@ -49,49 +49,26 @@ _READ_CHARS = 32 * 2**20
 """How many characters of histories are kept as they were read, the last of each conversation."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
-    """Where a request belongs in the trajectory tree.
+    """Where a request belongs in the trajectory tree, and what it says of other turns.
 
-    `parent_id` is the turn whose history the request extends, `matched` how many of the request's
-    messages that history covers (0 without a parent). `known_replies` maps the index of an
-    assistant message in the request to the turn that produced it. `next_state` is what followed the
-    parent's reply. `retried_id` is an earlier turn that this request repeats, and
-    `superseded` are turns of the very request that the parent answered, asked while it was under
-    way: the client went on from the parent. All these must be dropped as `retried`.
+    `turn` is the head of the turn that will answer it, as far as its place tells; whoever serves it
+    names it and fills it in. `known_replies` maps the index of an assistant message in the request
+    to the turn that produced it. `next_state` is what followed the parent's reply. `retried_id` is
+    an earlier turn that this request repeats, and `superseded` are turns of the very request that
+    the parent answered, asked while it was under way: the client went on from the parent. All these
+    must be dropped as `retried`. `duplicates` had answered the same request by then.
     """
 
-    session_id: str
-    source: str
-    kind: Kind
-    kind_reason: str
-    parent_id: str | None
-    matched: int
+    turn: Turn
+    history_hash: str
+    """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
     known_replies: Mapping[int, str]
     next_state: tuple[Message, ...] | None
     retried_id: str | None
-    request_hash: str
-    history_hash: str
-    """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
-    owner: str = ""
-    superseded: tuple[str, ...] = ()
-    duplicates: frozenset[str] = frozenset()
-    """Turns that had answered the same request by then."""
-
-    def head(self, turn_id: str, created: float) -> Turn:
-        """The turn that answers the request, as far as its place tells."""
-        return Turn(
-            turn_id=turn_id,
-            session_id=self.session_id,
-            source=self.source,
-            owner=self.owner,
-            kind=self.kind,
-            kind_reason=self.kind_reason,
-            parent_id=self.parent_id,
-            matched=self.matched,
-            request_hash=self.request_hash,
-            created=created,
-        )
+    superseded: tuple[str, ...]
+    duplicates: frozenset[str]
 
 
 class Tracker:
@@ -121,16 +98,16 @@ class Tracker:
         """Where this request belongs. The tree changes only by `commit`; here it is noted who
         names turns, which sessions have tools, which was used last, and what was followed."""
         placement = self.look(view, now)
-        if placement.kind_reason == _NAMED:
+        turn = placement.turn
+        if turn.kind_reason == _NAMED:
             self._namers[_program(view)] = True
-        session = (view.owner, placement.session_id)
-        opens = placement.kind == "main" and placement.kind_reason != _EXTENDS
-        if opens and view.has_tools and placement.source not in ("new", "body:user"):
-            self._tool_sessions[session] = True
-        if placement.parent_id is not None and placement.next_state is not None:
-            self.follow(placement.parent_id)
-        self._opened += placement.source == "new"
-        self._tree.touch(*session)
+        opens = turn.kind == "main" and turn.kind_reason != _EXTENDS
+        if opens and view.has_tools and turn.source not in ("new", "body:user"):
+            self._tool_sessions[turn.owner, turn.session_id] = True
+        if turn.parent_id is not None and placement.next_state is not None:
+            self.follow(turn.parent_id)
+        self._opened += turn.source == "new"
+        self._tree.touch(turn.owner, turn.session_id)
         return placement
 
     def look(self, view: RequestView, now: float) -> Placement:
@@ -155,27 +132,26 @@ class Tracker:
         next_state = None
         if kind == "main" and parent is not None and parent.kind == "main" and _waits(parent):
             next_state = _next_state(history, mark)
-        parent_id = parent.turn_id if parent else None
-        return Placement(
+        turn = Turn(
+            turn_id="",
             session_id=identity.session_id,
             source=identity.source,
+            owner=view.owner,
             kind=kind,
             kind_reason=reason,
-            parent_id=parent_id,
+            parent_id=parent.turn_id if parent else None,
             matched=matched,
+            request_hash=history.request_hash,
+            created=now,
+        )
+        return Placement(
+            turn=turn,
+            history_hash=history.history_hash,
             known_replies=self._known_replies(view.owner, history, identity.session_id, parent),
             next_state=next_state,
             retried_id=retried.turn_id if retried else None,
-            request_hash=history.request_hash,
-            history_hash=history.history_hash,
-            owner=view.owner,
             superseded=self._superseded(parent) if parent and next_state else (),
-            duplicates=frozenset(
-                turn.turn_id
-                for turn in self._tree.duplicates(
-                    view.owner, history.request_hash, identity.session_id, parent_id
-                )
-            ),
+            duplicates=frozenset(same.turn_id for same in self._tree.duplicates(turn)),
         )
 
     def follow(self, turn_id: str) -> None:
@@ -186,24 +162,22 @@ class Tracker:
         """The turn that the request repeats; None if something followed that turn meanwhile."""
         return None if placement.retried_id in self._followed else placement.retried_id
 
-    def commit(self, placement: Placement, turn_id: str, reply: Message, now: float) -> Turn:
-        """The request was answered: remember the turn and return its head, with the hash of its
-        history and reply. It is dropped as `retried` where the same request was answered while it
-        was under way, and the client went on from there."""
-        head = placement.head(turn_id, now)
-        head.node_hash = extend(placement.history_hash, reply)
-        same = self._tree.duplicates(head.owner, head.request_hash, head.session_id, head.parent_id)
-        meanwhile = {turn.turn_id for turn in same} - placement.duplicates
-        if head.kind == "main" and any(turn in self._followed for turn in meanwhile):
-            head.drop_reason = "retried"
+    def commit(self, placement: Placement, reply: Message) -> None:
+        """The request was answered: the turn (which has its id by now) gets the hash of its history
+        and reply and is remembered. It is dropped as `retried` where the same request was answered
+        while it was under way, and the client went on from there."""
+        turn = placement.turn
+        turn.node_hash = extend(placement.history_hash, reply)
+        meanwhile = {same.turn_id for same in self._tree.duplicates(turn)} - placement.duplicates
+        if turn.kind == "main" and any(same in self._followed for same in meanwhile):
+            turn.drop_reason = "retried"
         for earlier in (self.repeated(placement), *placement.superseded):
-            if (turn := self._tree.turn(earlier)) is not None:
-                turn.drop_reason = "retried"
-        answered = self._tree.turn(placement.parent_id)
+            if (known := self._tree.turn(earlier)) is not None:
+                known.drop_reason = "retried"
+        answered = self._tree.turn(turn.parent_id)
         if answered is not None and placement.next_state is not None:
             answered.next_state = ()
-        self._tree.add(head)
-        return replace(head)
+        self._tree.add(turn.head())
 
     def restore(self, heads: Iterable[Turn]) -> None:
         """Remember turns of an earlier run, in any order."""
@@ -328,7 +302,7 @@ class Tracker:
     def _superseded(self, turn: Turn) -> tuple[str, ...]:
         """Other turns of the same request that still wait. One that came later, when `turn` was
         known, has taken its place already: these were under way at the same time."""
-        same = self._tree.duplicates(turn.owner, turn.request_hash, turn.session_id, turn.parent_id)
+        same = self._tree.duplicates(turn)
         return tuple(other.turn_id for other in same if other is not turn and _waits(other))
 
     def _retried(

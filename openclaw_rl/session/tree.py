@@ -71,15 +71,11 @@ class Tree:
         """Turns that answered exactly this request."""
         return self._find("request", owner, request_hash)
 
-    def duplicates(
-        self, owner: str, request_hash: str, session_id: str, parent_id: str | None
-    ) -> list[Turn]:
+    def duplicates(self, turn: Turn) -> list[Turn]:
         """Main turns that answered the same request at the same place."""
-        return [
-            turn
-            for turn in self.by_request(owner, request_hash)
-            if (turn.session_id, turn.parent_id, turn.kind) == (session_id, parent_id, "main")
-        ]
+        place = (turn.session_id, turn.parent_id, "main")
+        same = self.by_request(turn.owner, turn.request_hash)
+        return [one for one in same if (one.session_id, one.parent_id, one.kind) == place]
 
     def _find(self, *key: str) -> Collection[Turn]:
         return self._index.get(key, {}).values()

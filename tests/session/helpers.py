@@ -50,17 +50,15 @@ class Client:
         self.tracker = tracker or Tracker()
         self.now = 0.0
         self.ids = (f"t{n}" for n in itertools.count(1))
-        self.hashes: dict[str, str] = {}
 
     def place(self, request: RequestView) -> Placement:
         self.now += 1
         return self.tracker.place(request, self.now)
 
     def commit(self, placement: Placement, reply: dict[str, Any]) -> str:
-        turn_id = next(self.ids)
-        head = self.tracker.commit(placement, turn_id, reply, self.now)
-        self.hashes[turn_id] = head.node_hash
-        return turn_id
+        placement.turn.turn_id = next(self.ids)
+        self.tracker.commit(placement, reply)
+        return placement.turn.turn_id
 
     def turn(self, request: RequestView, reply: dict[str, Any]) -> tuple[Placement, str]:
         placement = self.place(request)

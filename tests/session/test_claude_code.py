@@ -65,19 +65,19 @@ def test_a_conversation_with_tools_a_compaction_and_what_follows(named):
     changes = {} if named else {"x_claude_code_session_id": None}
     client = Client()
     first, one = play(client, "01", CALLS, **changes)
-    assert (first.kind, first.kind_reason) == ("main", "opens")
+    assert (first.turn.kind, first.turn.kind_reason) == ("main", "opens")
     second, two = play(client, "02", HELLO, **changes)
-    assert second.parent_id == one
+    assert second.turn.parent_id == one
     assert texts(second) == ["hi2", "hi3"]
     third, three = play(client, "03", HELLO, **changes)
-    assert third.parent_id == two
+    assert third.turn.parent_id == two
     assert texts(third) == ["second question"]
     summary, _ = play(client, "04", assistant("a summary"), **changes)
-    assert (summary.kind, summary.kind_reason) == ("side", "pattern:compaction")
+    assert (summary.turn.kind, summary.turn.kind_reason) == ("side", "pattern:compaction")
     assert summary.next_state is None
     after, _ = play(client, "05", HELLO, **changes)
-    assert (after.kind, after.kind_reason) == ("main", "opens")
-    assert after.session_id == first.session_id
+    assert (after.turn.kind, after.turn.kind_reason) == ("main", "opens")
+    assert after.turn.session_id == first.turn.session_id
     assert after.next_state is None  # a summary is no feedback on the turn before it
     assert three
 
@@ -86,7 +86,7 @@ def test_a_sub_agent_is_another_branch_of_its_session():
     request, headers = recorded("06")
     assert "x-claude-code-agent-id" in headers
     placement = Client().place(view("06"))
-    assert (placement.kind, placement.parent_id) == ("main", None)
+    assert (placement.turn.kind, placement.turn.parent_id) == ("main", None)
     assert request.tools
 
 
@@ -103,23 +103,26 @@ def test_deferred_tools_are_shown_when_they_were_found():
 
 def test_a_title_is_side_even_before_any_tool_was_seen():
     placement = Client().place(view("08"))
-    assert (placement.kind, placement.kind_reason) == ("side", "pattern:title")
+    assert (placement.turn.kind, placement.turn.kind_reason) == ("side", "pattern:title")
 
 
 def test_what_claude_code_asks_without_tools_is_side():
     request = view("09")
     probe = RequestView(messages=request.messages, headers=request.headers, hints=request.hints)
-    assert Client().place(request).kind == "main"
+    assert Client().place(request).turn.kind == "main"
     placement = Client().place(probe)
-    assert (placement.kind, placement.kind_reason) == ("side", "no tools in a program with tools")
+    assert (placement.turn.kind, placement.turn.kind_reason) == (
+        "side",
+        "no tools in a program with tools",
+    )
 
 
 def test_a_side_question_has_the_main_turns_tools_and_history_and_is_side():
     client = Client()
     play(client, "09", HELLO)
     placement = client.place(view("10"))
-    assert placement.parent_id is not None
-    assert (placement.kind, placement.kind_reason) == ("side", "pattern:btw")
+    assert placement.turn.parent_id is not None
+    assert (placement.turn.kind, placement.turn.kind_reason) == ("side", "pattern:btw")
 
 
 def test_a_title_with_a_schema_is_refused_by_name():

@@ -72,8 +72,8 @@ def test_housekeeping_is_side_and_gives_no_next_state(text, reason):
     client = Client()
     client.turn(view(Q, session="s", has_tools=True), A)
     placement = client.place(view(Q, A, user(text), session="s", has_tools=True))
-    assert (placement.kind, placement.kind_reason) == ("side", f"pattern:{reason}")
-    assert placement.parent_id == "t1"
+    assert (placement.turn.kind, placement.turn.kind_reason) == ("side", f"pattern:{reason}")
+    assert placement.turn.parent_id == "t1"
     assert placement.next_state is None
 
 
@@ -84,9 +84,9 @@ def test_the_second_hop_of_housekeeping_is_side_and_the_user_comes_back_as_main(
     call = assistant(None, ("c", "write", "{}"))
     client.turn(view(Q, A, flush, session="s", has_tools=True), call)
     hop = client.place(view(Q, A, flush, call, tool("c", "ok"), session="s", has_tools=True))
-    assert (hop.kind, hop.parent_id, hop.next_state) == ("side", "t2", None)
+    assert (hop.turn.kind, hop.turn.parent_id, hop.next_state) == ("side", "t2", None)
     back = client.place(view(Q, A, user("on"), session="s", has_tools=True))
-    assert (back.kind, back.parent_id, texts(back)) == ("main", "t1", ["on"])
+    assert (back.turn.kind, back.turn.parent_id, texts(back)) == ("main", "t1", ["on"])
 
 
 def test_a_conversation_behind_a_greeting_is_main():
@@ -96,43 +96,47 @@ def test_a_conversation_behind_a_greeting_is_main():
     placement = client.place(
         view(greeting, assistant("Hey!"), user("hi"), session="s", has_tools=True)
     )
-    assert (placement.kind, placement.parent_id, placement.next_state) == ("main", "t1", None)
+    assert (placement.turn.kind, placement.turn.parent_id, placement.next_state) == (
+        "main",
+        "t1",
+        None,
+    )
 
 
 def test_the_header_wins_over_everything():
     client = Client()
     heartbeat = user("Read HEARTBEAT.md if it exists.")
-    assert client.place(view(heartbeat, headers={"x-turn-type": "main"})).kind == "main"
+    assert client.place(view(heartbeat, headers={"x-turn-type": "main"})).turn.kind == "main"
     client.turn(view(Q, session="s", headers={"x-turn-type": "main"}), A)
     placement = client.place(view(Q, A, user("x"), session="s", headers={"x-turn-type": "Side"}))
-    assert (placement.kind, placement.next_state) == ("side", None)
+    assert (placement.turn.kind, placement.next_state) == ("side", None)
 
 
 def test_who_names_turns_and_then_does_not_is_side_when_in_doubt():
     client = Client()
     agent = {"user-agent": "OpenAI/JS 7"}
-    assert client.place(view(Q, headers=agent)).kind == "main"
+    assert client.place(view(Q, headers=agent)).turn.kind == "main"
     client.turn(view(Q, session="s", headers={**agent, "x-turn-type": "main"}), A)
-    assert client.place(view(user("odd job"), headers=agent)).kind == "side"
+    assert client.place(view(user("odd job"), headers=agent)).turn.kind == "side"
     extends = client.place(view(Q, A, user("x"), session="s", headers=agent))
-    assert extends.kind == "main"  # no doubt about this one
-    assert client.place(view(user("chat"), headers={"user-agent": "curl"})).kind == "main"
-    assert client.place(view(user("chat"), owner="other", headers=agent)).kind == "main"
+    assert extends.turn.kind == "main"  # no doubt about this one
+    assert client.place(view(user("chat"), headers={"user-agent": "curl"})).turn.kind == "main"
+    assert client.place(view(user("chat"), owner="other", headers=agent)).turn.kind == "main"
 
 
 def test_unnamed_can_be_set():
-    assert Client(Tracker(unnamed="side")).place(view(Q)).kind == "side"
+    assert Client(Tracker(unnamed="side")).place(view(Q)).turn.kind == "side"
     client = Client(Tracker(unnamed="main"))
     client.turn(view(Q, headers={"x-turn-type": "main"}), A)
-    assert client.place(view(user("odd job"))).kind == "main"
+    assert client.place(view(user("odd job"))).turn.kind == "main"
 
 
 def test_a_request_without_tools_that_opens_beside_turns_with_tools_is_side():
     client = Client()
     client.turn(view(Q, session="s", has_tools=True), A)
     placement = client.place(view(system("Name this chat."), user("hello"), session="s"))
-    assert placement.kind == "side"
-    assert client.place(view(user("new topic"), session="s", has_tools=True)).kind == "main"
+    assert placement.turn.kind == "side"
+    assert client.place(view(user("new topic"), session="s", has_tools=True)).turn.kind == "main"
 
 
 def test_conversations_that_nobody_named_do_not_push_out_what_is_known_of_named_ones():
@@ -141,24 +145,28 @@ def test_conversations_that_nobody_named_do_not_push_out_what_is_known_of_named_
     for n in range(1100):  # more than are remembered
         client.place(view(user(f"q {n}"), has_tools=True))
     placement = client.place(view(system("Name this chat."), user("hello"), session="s"))
-    assert placement.kind == "side"
+    assert placement.turn.kind == "side"
 
 
 def test_what_a_client_adds_for_one_request_says_nothing_about_its_kind():
     inside = "Read HEARTBEAT.md if it exists"
     begin, end = (f"<<<{word}_OPENCLAW_INTERNAL_CONTEXT>>>" for word in ("BEGIN", "END"))
     added = user(f"{begin}\n{inside}\n{end}")
-    assert Client().place(view(user(inside))).kind_reason == "pattern:heartbeat"
-    assert Client().place(view(Q, added)).kind == "main"
-    assert Client().place(view(added)).kind_reason == "no user message"
+    assert Client().place(view(user(inside))).turn.kind_reason == "pattern:heartbeat"
+    assert Client().place(view(Q, added)).turn.kind == "main"
+    assert Client().place(view(added)).turn.kind_reason == "no user message"
 
 
 def test_nothing_but_a_system_text_is_side():
-    assert Client().place(view(system("x"))).kind == "side"
+    assert Client().place(view(system("x"))).turn.kind == "side"
 
 
 def test_a_side_turn_gets_no_next_state():
     client = Client()
     client.turn(view(Q, session="s", headers={"x-turn-type": "side"}), A)
     placement = client.place(view(Q, A, user("x"), session="s", headers={"x-turn-type": "main"}))
-    assert (placement.kind, placement.parent_id, placement.next_state) == ("main", "t1", None)
+    assert (placement.turn.kind, placement.turn.parent_id, placement.next_state) == (
+        "main",
+        "t1",
+        None,
+    )

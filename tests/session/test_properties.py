@@ -171,40 +171,48 @@ class World:
         self.makers[turn] = (person.number, placement)
         state = placement.next_state
         if state is not None:  # two requests under way: the journal keeps the first
-            self.next_states.setdefault(placement.parent_id, state)
-        node = self.tracker.commit(placement, turn, reply, self.now).node_hash
-        assert node == extend(placement.history_hash, reply)
+            self.next_states.setdefault(placement.turn.parent_id, state)
+        placement.turn.turn_id = turn
+        self.tracker.commit(placement, reply)
+        assert placement.turn.node_hash == extend(placement.history_hash, reply)
 
     def check(self, person: Person, request: RequestView, placement: Placement, side: bool) -> None:
         if person.session:
-            assert placement.session_id == person.session
-        assert (placement.kind == "side") == side
-        assert placement == self.tracker.look(request, self.now) or placement.source == "new"
-        assert 0 <= placement.matched <= len(request.messages)
-        for turn in {placement.parent_id, placement.retried_id, *placement.known_replies.values()}:
+            assert placement.turn.session_id == person.session
+        assert (placement.turn.kind == "side") == side
+        assert placement == self.tracker.look(request, self.now) or placement.turn.source == "new"
+        assert 0 <= placement.turn.matched <= len(request.messages)
+        for turn in {
+            placement.turn.parent_id,
+            placement.retried_id,
+            *placement.known_replies.values(),
+        }:
             if turn is not None:
                 number, made = self.makers[turn]
                 assert number == person.number
-                assert made.session_id == placement.session_id
+                assert made.turn.session_id == placement.turn.session_id
         for index, turn in placement.known_replies.items():
             assert request.messages[index]["role"] == "assistant"
             assert f"reply {turn[1:]}" in str(request.messages[index]["content"]) or (
                 f"call{turn[1:]}" in str(request.messages[index])
             )
         if placement.retried_id is not None:
-            assert self.makers[placement.retried_id][1].request_hash == placement.request_hash
+            assert (
+                self.makers[placement.retried_id][1].turn.request_hash
+                == placement.turn.request_hash
+            )
             assert placement.retried_id not in self.next_states
         state = placement.next_state
         if state is None:
             return
-        assert placement.kind == "main"
-        assert placement.parent_id not in (None, placement.retried_id)
-        assert placement.parent_id not in self.next_states
-        assert self.makers[placement.parent_id][1].kind == "main"
+        assert placement.turn.kind == "main"
+        assert placement.turn.parent_id not in (None, placement.retried_id)
+        assert placement.turn.parent_id not in self.next_states
+        assert self.makers[placement.turn.parent_id][1].turn.kind == "main"
         assert state
         assert all(m["role"] in ("user", "tool") for m in state)
         assert TRANSIENT["content"] not in json.dumps(state)
-        matched = placement.matched
+        matched = placement.turn.matched
         if matched == 0:  # something earlier was re-worded: what follows the last reply
             roles = [m["role"] for m in request.messages]
             matched = len(roles) - roles[::-1].index("assistant")
@@ -230,8 +238,8 @@ def test_a_plain_conversation_binds_every_turn(steps):
         person = world.people[step["who"]]
         turn = f"t{world.count}"
         _, placement = world.makers[turn]
-        assert placement.parent_id == turns.get(person.number)
-        if placement.parent_id is not None:
+        assert placement.turn.parent_id == turns.get(person.number)
+        if placement.turn.parent_id is not None:
             replies = [i for i, m in enumerate(person.messages) if m["role"] == "assistant"]
             after = person.messages[replies[-2] + 1 : replies[-1]]
             assert placement.next_state is not None

@@ -46,9 +46,9 @@ def test_who_speaks_and_what_kind(name):
     assert (identity and identity.session_id) == session
     assert (identity and identity.source) == (header and f"header:{header}")
     placement = Client().place(request)
-    assert placement.kind == kind
+    assert placement.turn.kind == kind
     assert placement.next_state is None
-    assert placement.parent_id is None
+    assert placement.turn.parent_id is None
 
 
 def nameless(request: RequestView) -> RequestView:
@@ -58,7 +58,7 @@ def nameless(request: RequestView) -> RequestView:
 
 @pytest.mark.parametrize("name", WHO_AND_WHAT)
 def test_the_kind_is_found_without_any_header_too(name):
-    assert Client().place(nameless(recorded(name))).kind == WHO_AND_WHAT[name][2]
+    assert Client().place(nameless(recorded(name))).turn.kind == WHO_AND_WHAT[name][2]
 
 
 @pytest.mark.parametrize("strip", [lambda r: r, nameless], ids=["named", "by history"])
@@ -67,23 +67,23 @@ def test_a_conversation_of_3_23_is_bound_turn_by_turn(strip):
     replay = recorded("v2026.3.23-2_gateway_replay")
     messages = replay.messages
     first, t1 = client.turn(strip(recorded("v2026.3.23-2_gateway_turn1")), dict(messages[2]))
-    assert (first.kind, first.parent_id) == ("main", None)
+    assert (first.turn.kind, first.turn.parent_id) == ("main", None)
     # What was served has other ids, white space and reasoning than what is replayed.
     served = assistant("I will run a tool.", ("call_mock2_0", "exec", '{"command":  "echo x"}'))
     second, t2 = client.turn(strip(before(replay, 4)), served)
-    assert (second.parent_id, second.matched) == (t1, 3)
+    assert (second.turn.parent_id, second.turn.matched) == (t1, 3)
     assert second.next_state is not None
-    assert second.parent_id == t1
+    assert second.turn.parent_id == t1
     assert texts(second) == [messages[3]["content"]]
     hop = assistant(None, ("call_mock3_0", "exec", '{"command": "echo second-hop"}'))
     third, t3 = client.turn(strip(before(replay, 6)), hop)
-    assert (third.parent_id, texts(third)) == (t2, ["x"])
+    assert (third.turn.parent_id, texts(third)) == (t2, ["x"])
     fourth, t4 = client.turn(strip(before(replay, 8)), assistant("Tool said: second-hop"))
-    assert (fourth.parent_id, texts(fourth)) == (t3, ["second-hop"])
+    assert (fourth.turn.parent_id, texts(fourth)) == (t3, ["second-hop"])
     last = client.place(strip(replay))
-    assert (last.parent_id, last.matched, texts(last)) == (t4, 9, ["third"])
+    assert (last.turn.parent_id, last.turn.matched, texts(last)) == (t4, 9, ["third"])
     assert last.known_replies == {2: t1, 4: t2, 6: t3, 8: t4}
-    assert {p.session_id for p in (second, third, fourth, last)} == {first.session_id}
+    assert {p.turn.session_id for p in (second, third, fourth, last)} == {first.turn.session_id}
 
 
 def test_a_conversation_of_9_6_is_bound_over_a_tool_loop():
@@ -92,10 +92,10 @@ def test_a_conversation_of_9_6_is_bound_over_a_tool_loop():
     _, t1 = client.turn(recorded("v2026.9.6_plugin-headers_turn1"), dict(hop2.messages[2]))
     second, t2 = client.turn(before(hop2, 4), dict(hop2.messages[4]))
     assert second.next_state is not None
-    assert second.parent_id == t1
+    assert second.turn.parent_id == t1
     _, t3 = client.turn(before(hop2, 6), dict(hop2.messages[6]))
     placement = client.place(hop2)
-    assert (placement.parent_id, texts(placement)) == (t3, ["second-hop"])
+    assert (placement.turn.parent_id, texts(placement)) == (t3, ["second-hop"])
     assert placement.known_replies == {2: t1, 4: t2, 6: t3}
 
 
@@ -159,10 +159,10 @@ def test_case_20_the_transient_message_is_no_feedback_and_no_history():
     base = request.messages[:-1]  # the internal context never returns
     only_internal = RequestView((*base, assistant("Hi."), request.messages[-1]), request.headers)
     placement = client.place(only_internal)
-    assert (placement.parent_id, placement.next_state) == (t1, None)
+    assert (placement.turn.parent_id, placement.next_state) == (t1, None)
     following = (*base, assistant("Hi."), {"role": "user", "content": "next"}, request.messages[-1])
     placement = client.place(RequestView(following, request.headers))
-    assert (placement.parent_id, texts(placement)) == (t1, ["next"])
+    assert (placement.turn.parent_id, texts(placement)) == (t1, ["next"])
 
 
 @pytest.mark.parametrize("persists", [True, False])
@@ -171,12 +171,12 @@ def test_an_empty_reply_is_told_so_and_the_history_goes_on(persists):
     request = recorded("v2026.9.6_empty-reply-retry")
     _, empty = client.turn(before(request, 6), assistant(""))
     nudged, turn = client.turn(request, assistant("Here it is."))
-    assert (nudged.parent_id, nudged.retried_id) == (empty, None)
+    assert (nudged.turn.parent_id, nudged.retried_id) == (empty, None)
     assert texts(nudged) == [request.messages[-1]["content"]]
     kept = request.messages if persists else request.messages[:-1]
     messages = (*kept, assistant("Here it is."), {"role": "user", "content": "ta"})
     placement = client.place(RequestView(messages, request.headers, has_tools=True))
-    assert (placement.parent_id, texts(placement)) == (turn, ["ta"])
+    assert (placement.turn.parent_id, texts(placement)) == (turn, ["ta"])
 
 
 def test_case_15_after_a_compaction_nothing_is_judged_against_the_summary():
@@ -187,11 +187,15 @@ def test_case_15_after_a_compaction_nothing_is_judged_against_the_summary():
     )  # the turn whose reply survives the compaction word for word
     _, t1 = client.turn(old, dict(after.messages[2]))
     placement, t2 = client.turn(after, assistant("c answered"))
-    assert placement.session_id == "082627ca-3be4-4ab6-8707-f5d3aaf6ef38"
-    assert (placement.parent_id, placement.matched, placement.next_state) == (None, 0, None)
+    assert placement.turn.session_id == "082627ca-3be4-4ab6-8707-f5d3aaf6ef38"
+    assert (placement.turn.parent_id, placement.turn.matched, placement.next_state) == (
+        None,
+        0,
+        None,
+    )
     messages = (*after.messages[:-1], assistant("c answered"), {"role": "user", "content": "d"})
     goes_on = client.place(RequestView(messages, after.headers, has_tools=True))
-    assert (goes_on.parent_id, texts(goes_on)) == (t2, ["d"])
+    assert (goes_on.turn.parent_id, texts(goes_on)) == (t2, ["d"])
     assert t1 != t2
 
 
@@ -202,7 +206,7 @@ def test_side_requests_leave_the_main_turn_waiting():
     _, t1 = client.turn(main, dict(btw.messages[2]))
     for name in ("v2026.9.6_side_btw", "v2026.9.6_side_compaction"):
         placement, _ = client.turn(recorded(name), assistant("aside"))
-        assert (placement.kind, placement.next_state) == ("side", None)
+        assert (placement.turn.kind, placement.next_state) == ("side", None)
     messages = (btw.messages[1], btw.messages[2], {"role": "user", "content": "on"})
     placement = client.place(RequestView(messages, btw.headers, has_tools=True))
-    assert (placement.parent_id, texts(placement)) == (t1, ["on"])
+    assert (placement.turn.parent_id, texts(placement)) == (t1, ["on"])

@@ -16,13 +16,21 @@ def test_case_12_two_users_who_say_the_same_stay_apart():
     client = Client()
     first, t1 = client.turn(view(Q), A)
     second, t2 = client.turn(view(Q), assistant("good day"))
-    assert first.session_id != second.session_id
-    assert (first.source, second.source) == ("new", "new")
+    assert first.turn.session_id != second.turn.session_id
+    assert (first.turn.source, second.turn.source) == ("new", "new")
     one = client.place(view(Q, A, user("for one")))
     two = client.place(view(Q, assistant("good day"), user("for two")))
-    assert (one.parent_id, texts(one), one.session_id) == (t1, ["for one"], first.session_id)
-    assert (two.parent_id, texts(two), two.session_id) == (t2, ["for two"], second.session_id)
-    assert one.source == "history"
+    assert (one.turn.parent_id, texts(one), one.turn.session_id) == (
+        t1,
+        ["for one"],
+        first.turn.session_id,
+    )
+    assert (two.turn.parent_id, texts(two), two.turn.session_id) == (
+        t2,
+        ["for two"],
+        second.turn.session_id,
+    )
+    assert one.turn.source == "history"
 
 
 def test_case_12_identical_twins_are_continued_one_after_the_other():
@@ -31,18 +39,18 @@ def test_case_12_identical_twins_are_continued_one_after_the_other():
     _, t2 = client.turn(view(Q), A)
     one, _ = client.turn(view(Q, A, user("one")), assistant("1"))
     two, _ = client.turn(view(Q, A, user("two")), assistant("2"))
-    assert (one.parent_id, texts(one)) == (t1, ["one"])
-    assert (two.parent_id, texts(two)) == (t2, ["two"])
-    assert one.session_id != two.session_id
+    assert (one.turn.parent_id, texts(one)) == (t1, ["one"])
+    assert (two.turn.parent_id, texts(two)) == (t2, ["two"])
+    assert one.turn.session_id != two.turn.session_id
 
 
 def test_case_12_nothing_tells_whose_empty_reply_it_was():
     client = Client()
     client.turn(view(Q), assistant(""))
     placement = client.place(view(Q, user("more")))
-    assert (placement.parent_id, placement.next_state) == (None, None)
+    assert (placement.turn.parent_id, placement.next_state) == (None, None)
     _, t2 = client.turn(view(Q, A, user("x")), assistant(""))
-    assert client.place(view(Q, A, user("x"), user("y"))).parent_id == t2
+    assert client.place(view(Q, A, user("x"), user("y"))).turn.parent_id == t2
 
 
 def test_case_12_a_retry_is_not_taken_for_the_twin_s_answer():
@@ -51,31 +59,31 @@ def test_case_12_a_retry_is_not_taken_for_the_twin_s_answer():
     client.turn(view(Q), A)
     _, t3 = client.turn(view(Q, A, user("x")), assistant("y"))
     again = client.place(view(Q, A, user("x"), headers={"x-stainless-retry-count": "1"}))
-    assert (again.parent_id, again.retried_id, again.next_state) == (t1, t3, None)
+    assert (again.turn.parent_id, again.retried_id, again.next_state) == (t1, t3, None)
 
 
 def test_case_12_a_nameless_request_prefers_nameless_turns():
     client = Client()
     client.turn(view(Q, session="named"), A)
     _, t2 = client.turn(view(Q), A)
-    assert client.place(view(Q, A, user("x"))).parent_id == t2
+    assert client.place(view(Q, A, user("x"))).turn.parent_id == t2
 
 
 def test_the_system_text_breaks_ties_and_nothing_else():
     client = Client()
     _, t1 = client.turn(view(system("for A"), Q), A)
     _, t2 = client.turn(view(system("for B"), Q), A)
-    assert client.place(view(system("for B"), Q, A, user("x"))).parent_id == t2
-    assert client.place(view(system("another"), Q, A, user("x"))).parent_id == t1
+    assert client.place(view(system("for B"), Q, A, user("x"))).turn.parent_id == t2
+    assert client.place(view(system("another"), Q, A, user("x"))).turn.parent_id == t1
 
 
 def test_owners_never_meet():
     client = Client()
     client.turn(view(Q, owner="a"), A)
     placement = client.place(view(Q, A, user("x"), owner="b"))
-    assert (placement.parent_id, placement.next_state) == (None, None)
+    assert (placement.turn.parent_id, placement.next_state) == (None, None)
     client.turn(view(Q, owner="a", session="s"), A)
-    assert client.place(view(Q, A, user("x"), owner="b", session="s")).parent_id is None
+    assert client.place(view(Q, A, user("x"), owner="b", session="s")).turn.parent_id is None
 
 
 def test_named_sessions_never_meet():
@@ -83,14 +91,18 @@ def test_named_sessions_never_meet():
     client.turn(view(Q, session="one"), A)
     client.turn(view(Q), A)
     placement = client.place(view(Q, A, user("x"), session="two"))
-    assert (placement.session_id, placement.parent_id, placement.next_state) == ("two", None, None)
+    assert (placement.turn.session_id, placement.turn.parent_id, placement.next_state) == (
+        "two",
+        None,
+        None,
+    )
 
 
 def test_an_unnamed_request_joins_the_named_session_that_it_extends():
     client = Client()
     _, t1 = client.turn(view(Q, session="one"), A)
     placement = client.place(view(Q, A, user("x")))
-    assert (placement.session_id, placement.parent_id) == ("one", t1)
+    assert (placement.turn.session_id, placement.turn.parent_id) == ("one", t1)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-stainless-retry-count": "1"}, {"x-retry": "true"}])
@@ -99,13 +111,13 @@ def test_case_13_the_same_request_twice_is_one_turn(headers):
     _, t1 = client.turn(view(Q, session="s"), A)
     _, t2 = client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
     again = client.place(view(Q, A, user("x"), session="s", headers=headers))
-    assert (again.retried_id, again.parent_id, again.next_state) == (t2, t1, None)
+    assert (again.retried_id, again.turn.parent_id, again.next_state) == (t2, t1, None)
     t3 = client.commit(again, assistant("z"))
     # Whichever reply the client kept, only the one that was not repeated is judged.
     kept = client.place(view(Q, A, user("x"), assistant("z"), user("w"), session="s"))
-    assert (kept.parent_id, texts(kept)) == (t3, ["w"])
+    assert (kept.turn.parent_id, texts(kept)) == (t3, ["w"])
     old = client.place(view(Q, A, user("x"), assistant("y"), user("w"), session="s"))
-    assert (old.parent_id, old.next_state) == (t2, None)
+    assert (old.turn.parent_id, old.next_state) == (t2, None)
     third = client.place(view(Q, A, user("x"), session="s"))
     assert third.retried_id == t3
 
@@ -116,12 +128,12 @@ def test_case_13_of_two_at_once_the_one_that_is_continued_is_kept():
     t1 = client.commit(first, assistant("one"))
     t2 = client.commit(second, assistant("two"))
     on = client.place(view(Q, assistant("two"), user("x"), session="s"))
-    assert (on.parent_id, texts(on), on.superseded) == (t2, ["x"], (t1,))
+    assert (on.turn.parent_id, texts(on), on.superseded) == (t2, ["x"], (t1,))
     client.commit(on, A)
     again = client.place(view(Q, assistant("two"), user("x"), session="s"))
     assert again.superseded == ()
     old = client.place(view(Q, assistant("one"), user("x"), session="s"))
-    assert (old.parent_id, old.next_state) == (t1, None)
+    assert (old.turn.parent_id, old.next_state) == (t1, None)
 
 
 def test_case_13_a_later_question_in_the_same_words_overtakes_nothing():
@@ -130,11 +142,9 @@ def test_case_13_a_later_question_in_the_same_words_overtakes_nothing():
     client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
     branch = client.place(view(Q, session="s"))
     other = client.place(view(Q, session="another"))
-    heads = [
-        client.tracker.commit(placement, turn_id, assistant("b"), 9.0)
-        for placement, turn_id in ((branch, "b"), (other, "o"))
-    ]
-    assert [head.drop_reason for head in heads] == [None, None]
+    for placement in branch, other:
+        client.commit(placement, assistant("b"))
+    assert (branch.turn.drop_reason, other.turn.drop_reason) == (None, None)
 
 
 def test_case_13_a_reply_that_comes_after_the_client_went_on_from_another_is_dropped():
@@ -142,7 +152,8 @@ def test_case_13_a_reply_that_comes_after_the_client_went_on_from_another_is_dro
     first, second = (client.place(view(Q, session="s")) for _ in "12")
     client.commit(first, A)
     client.place(view(Q, A, user("x"), session="s"))
-    assert client.tracker.commit(second, "late", assistant("b"), 9.0).drop_reason == "retried"
+    client.commit(second, assistant("b"))
+    assert second.turn.drop_reason == "retried"
 
 
 def test_case_13_a_turn_that_was_followed_meanwhile_is_not_repeated():
@@ -167,7 +178,7 @@ def test_case_13_an_opening_without_any_name_needs_the_retry_header():
     first, t1 = client.turn(view(Q), A)
     retry = view(Q, headers={"x-stainless-retry-count": "2"})
     placement = client.place(retry)
-    assert (placement.retried_id, placement.session_id) == (t1, first.session_id)
+    assert (placement.retried_id, placement.turn.session_id) == (t1, first.turn.session_id)
     client.now += 3600
     assert client.place(retry).retried_id is None
     client.turn(view(Q), A)
@@ -185,9 +196,9 @@ def test_case_13_a_repeated_user_message_after_nothing_is_no_feedback():
     client = Client()
     _, t1 = client.turn(view(Q, session="s"), assistant(""))
     placement = client.place(view(Q, Q, session="s"))
-    assert (placement.parent_id, placement.next_state) == (t1, None)
+    assert (placement.turn.parent_id, placement.next_state) == (t1, None)
     again = client.place(view(Q, session="s"))
-    assert (again.retried_id, again.parent_id) == (t1, None)
+    assert (again.retried_id, again.turn.parent_id) == (t1, None)
 
 
 def test_a_turn_with_a_next_state_is_not_retried():
@@ -195,7 +206,7 @@ def test_a_turn_with_a_next_state_is_not_retried():
     client.turn(view(Q, session="s"), A)
     client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
     placement = client.place(view(Q, session="s"))
-    assert (placement.retried_id, placement.parent_id) == (None, None)
+    assert (placement.retried_id, placement.turn.parent_id) == (None, None)
 
 
 def test_case_14_both_tool_results_are_the_next_state():
@@ -205,7 +216,7 @@ def test_case_14_both_tool_results_are_the_next_state():
     results = (tool("c1", "Error: no such file"), tool("c2", "ok"))
     placement = client.place(view(Q, calls, *results, session="s"))
     assert placement.next_state is not None
-    assert placement.parent_id == t1
+    assert placement.turn.parent_id == t1
     assert texts(placement) == ["Error: no such file", "ok"]
 
 
@@ -214,9 +225,13 @@ def test_case_15_a_compaction_opens_a_new_trajectory():
     client.turn(view(Q, session="s"), A)
     summary = user("The conversation so far was compacted: they greeted each other.")
     placement = client.place(view(summary, A, user("and now?"), session="s"))
-    assert placement.session_id == "s"
-    assert (placement.parent_id, placement.next_state, placement.matched) == (None, None, 0)
-    assert placement.kind == "main"
+    assert placement.turn.session_id == "s"
+    assert (placement.turn.parent_id, placement.next_state, placement.turn.matched) == (
+        None,
+        None,
+        0,
+    )
+    assert placement.turn.kind == "main"
 
 
 def test_case_16_a_replay_in_other_words_is_the_same_conversation():
@@ -234,22 +249,22 @@ def test_case_16_a_replay_in_other_words_is_the_same_conversation():
     replayed = assistant("<think>hm</think>\nLook:", ("call1a", "f", '{"a":"\\u00e9","b":1}'))
     asked = {"role": "user", "content": [{"type": "text", "text": "go"}]}
     placement = client.place(view(asked, replayed, tool("call1a", "done")))
-    assert (placement.parent_id, texts(placement)) == (t1, ["done"])
+    assert (placement.turn.parent_id, texts(placement)) == (t1, ["done"])
 
 
 def test_case_16_openclaws_line_about_itself_is_no_part_of_the_history():
     client = Client()
     _, t1 = client.turn(view(user("go\n\nRuntime: agent=main | model=a | x"), session="s"), A)
     asked = user("go\n\nRuntime: agent=main | model=b")
-    assert client.place(view(asked, A, user("x"), session="s")).parent_id == t1
-    assert client.place(view(user("go Runtime: agent=main"), A, user("x"))).parent_id is None
+    assert client.place(view(asked, A, user("x"), session="s")).turn.parent_id == t1
+    assert client.place(view(user("go Runtime: agent=main"), A, user("x"))).turn.parent_id is None
 
 
 def test_case_16_other_arguments_are_another_conversation():
     client = Client()
     client.turn(view(user("go")), assistant(None, ("c", "f", '{"a": 1}')))
     other = assistant(None, ("c", "f", '{"a": 2}'))
-    assert client.place(view(user("go"), other, tool("c", "x"))).parent_id is None
+    assert client.place(view(user("go"), other, tool("c", "x"))).turn.parent_id is None
 
 
 def test_case_16_history_that_is_reworded_in_the_middle_is_still_recognised():
@@ -259,10 +274,10 @@ def test_case_16_history_that_is_reworded_in_the_middle_is_still_recognised():
     _, t2 = client.turn(view(Q, A, queued, session="s"), assistant("done, it is there"))
     restored = (Q, A, user("do it"), assistant("done, it is there"), user("thanks"))
     placement = client.place(view(*restored, session="s"))
-    assert (placement.parent_id, texts(placement)) == (t2, ["thanks"])
-    assert placement.matched == 0  # the texts before the reply are not the same
+    assert (placement.turn.parent_id, texts(placement)) == (t2, ["thanks"])
+    assert placement.turn.matched == 0  # the texts before the reply are not the same
     assert placement.known_replies[3] == t2
-    assert client.place(view(*restored, session="other")).parent_id is None
+    assert client.place(view(*restored, session="other")).turn.parent_id is None
 
 
 def test_case_17_two_requests_at_once_are_two_branches():
@@ -271,11 +286,11 @@ def test_case_17_two_requests_at_once_are_two_branches():
     left = client.place(view(Q, A, user("left"), session="s"))
     right = client.place(view(Q, A, user("right"), session="s"))
     tl, tr = client.commit(left, assistant("l")), client.commit(right, assistant("r"))
-    assert (left.parent_id, right.parent_id) == (t1, t1)
+    assert (left.turn.parent_id, right.turn.parent_id) == (t1, t1)
     on_left = client.place(view(Q, A, user("left"), assistant("l"), user("x"), session="s"))
     on_right = client.place(view(Q, A, user("right"), assistant("r"), user("y"), session="s"))
-    assert (on_left.parent_id, texts(on_left)) == (tl, ["x"])
-    assert (on_right.parent_id, texts(on_right)) == (tr, ["y"])
+    assert (on_left.turn.parent_id, texts(on_left)) == (tl, ["x"])
+    assert (on_right.turn.parent_id, texts(on_right)) == (tr, ["y"])
 
 
 def test_a_second_continuation_is_a_branch_without_feedback():
@@ -283,7 +298,7 @@ def test_a_second_continuation_is_a_branch_without_feedback():
     _, t1 = client.turn(view(Q, session="s"), A)
     client.turn(view(Q, A, user("first"), session="s"), assistant("1"))
     branch = client.place(view(Q, A, user("second"), session="s"))
-    assert (branch.parent_id, branch.next_state, branch.matched) == (t1, None, 2)
+    assert (branch.turn.parent_id, branch.next_state, branch.turn.matched) == (t1, None, 2)
 
 
 def test_case_18_memory_is_bounded_and_old_sessions_go_first():
@@ -293,9 +308,9 @@ def test_case_18_memory_is_bounded_and_old_sessions_go_first():
         client.turn(view(user("q"), session=f"s{n}"), assistant("a"))
     assert client.tracker.turns == 10
     last = client.place(view(user("q29"), assistant("a29"), user("x"), session="kept"))
-    assert last.parent_id is not None
+    assert last.turn.parent_id is not None
     gone = client.place(view(user("q"), assistant("a"), user("x"), session="s0"))
-    assert gone.parent_id is None
+    assert gone.turn.parent_id is None
 
 
 def test_case_18_one_endless_session_forgets_its_beginning():
@@ -303,12 +318,12 @@ def test_case_18_one_endless_session_forgets_its_beginning():
     history = [user("q0")]
     for n in range(20):
         placement, turn = client.turn(view(*history, session="s"), assistant(f"a{n}"))
-        assert placement.parent_id == (f"t{n}" if n else None)
+        assert placement.turn.parent_id == (f"t{n}" if n else None)
         assert turn == f"t{n + 1}"
         history += [assistant(f"a{n}"), user(f"q{n + 1}")]
     assert client.tracker.turns == 5
     first = client.place(view(user("q0"), assistant("a0"), user("x"), session="s"))
-    assert first.parent_id is None
+    assert first.turn.parent_id is None
 
 
 def test_case_18_evicted_turns_leave_nothing_behind():
@@ -325,7 +340,7 @@ def test_case_19_the_last_turn_has_no_next_state():
     client = Client()
     _, t1 = client.turn(view(Q, session="s"), A)
     opened = client.place(view(user("something else"), session="s"))
-    assert (opened.parent_id, opened.next_state) == (None, None)
+    assert (opened.turn.parent_id, opened.next_state) == (None, None)
     assert t1
 
 
@@ -335,7 +350,7 @@ def test_case_20_a_request_without_news_continues_without_feedback():
     internal = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
     for tail in ((), (internal,), (assistant(""),)):
         placement = client.place(view(Q, A, *tail, session="s"))
-        assert (placement.parent_id, placement.next_state) == (t1, None)
+        assert (placement.turn.parent_id, placement.next_state) == (t1, None)
     mixed = user(internal["content"] + "\nand please hurry")
     assert texts(client.place(view(Q, A, mixed, session="s"))) == ["and please hurry"]
 
@@ -345,9 +360,9 @@ def test_the_next_state_ends_at_the_next_reply_of_anybody():
     _, t1 = client.turn(view(Q, session="s"), A)
     foreign = assistant("said by a command of the agent")
     placement = client.place(view(Q, A, user("/status"), foreign, user("ok"), session="s"))
-    assert (placement.parent_id, texts(placement)) == (t1, ["/status"])
+    assert (placement.turn.parent_id, texts(placement)) == (t1, ["/status"])
     placement = client.place(view(Q, A, foreign, user("ok"), session="s"))
-    assert (placement.parent_id, placement.next_state) == (t1, None)
+    assert (placement.turn.parent_id, placement.next_state) == (t1, None)
 
 
 def test_case_25_known_replies_name_each_turn_of_the_history():
@@ -357,7 +372,7 @@ def test_case_25_known_replies_name_each_turn_of_the_history():
     placement = client.place(view(system("new"), Q, A, user("x"), assistant("y"), user("z"),
                                   session="s"))  # fmt: skip
     assert placement.known_replies == {2: t1, 4: t2}
-    assert placement.matched == 5
+    assert placement.turn.matched == 5
 
 
 def test_case_25_of_two_that_said_the_same_the_one_in_this_history_is_known():
@@ -367,7 +382,7 @@ def test_case_25_of_two_that_said_the_same_the_one_in_this_history_is_known():
     _, t2 = client.turn(view(*b[:2], session="s"), A)
     _, t3 = client.turn(view(*b[:4], session="s"), assistant("y"))
     placement = client.place(view(*b, session="s"))
-    assert (placement.parent_id, placement.known_replies) == (t3, {2: t2, 4: t3})
+    assert (placement.turn.parent_id, placement.known_replies) == (t3, {2: t2, 4: t3})
 
 
 def test_restore_gives_the_same_placements():
@@ -375,11 +390,10 @@ def test_restore_gives_the_same_placements():
     heads: list[Turn] = []
 
     def turn(request, reply):
-        placement, turn_id = client.turn(request, reply)
-        heads.append(placement.head(turn_id, client.now))
-        heads[-1].node_hash = client.hashes[turn_id]
+        placement, _ = client.turn(request, reply)
+        heads.append(placement.turn)
         if placement.next_state:
-            at = next(i for i, s in enumerate(heads) if s.turn_id == placement.parent_id)
+            at = next(i for i, s in enumerate(heads) if s.turn_id == placement.turn.parent_id)
             heads[at].next_state = ()
 
     turn(view(Q, session="s"), A)
@@ -401,8 +415,8 @@ def test_forget_session():
     client.turn(view(Q, session="s", owner="a"), A)
     client.turn(view(Q, session="s", owner="b"), A)
     client.tracker.forget_session("s", owner="a")
-    assert client.place(view(Q, A, user("x"), session="s", owner="a")).parent_id is None
-    assert client.place(view(Q, A, user("x"), session="s", owner="b")).parent_id == "t2"
+    assert client.place(view(Q, A, user("x"), session="s", owner="a")).turn.parent_id is None
+    assert client.place(view(Q, A, user("x"), session="s", owner="b")).turn.parent_id == "t2"
     client.tracker.forget_session("s")
     assert client.tracker.turns == 0
 
@@ -411,7 +425,7 @@ def test_placing_does_not_change_the_tree():
     client = Client()
     client.turn(view(Q, session="s"), A)
     request = view(Q, A, user("x"), session="s")
-    assert client.place(request) == client.place(request)
+    assert client.tracker.place(request, 9.0) == client.tracker.place(request, 9.0)
     assert client.tracker.turns == 1
 
 
