@@ -2,8 +2,6 @@
 
 Guarantees: no token is padded into a loss, cut or moved; the turns of one call of the loss were
 sampled at one temperature; a turn that comes in pieces weighs what it would weigh whole.
-
-Pure: tensors in, tensors out; the model is elsewhere (`forward.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from openclaw_rl.losses.signals import TokenSignals
 from openclaw_rl.rollout.train_data import TurnRange
 
 RolloutData = dict[str, Any]
-"""slime's names, one entry a sample: `tokens`, `total_lengths`, `response_lengths`, `loss_masks`,
-`rewards`, `rollout_ids`, `sample_indices`, `rollout_mask_sums`, and per-response-token tensors such
-as `rollout_log_probs`, `teacher_log_probs`, `advantages`, `log_probs`. Ours: `turns` and `steps`
-(see `rollout.train_data.convert`), and `topk`, the teacher's candidates as `(ids, log-probs)`
-`[R, K]`, or None for a sample without."""
+"""What `rollout.train_data.convert` gives, with `total_lengths`, and tensors, one entry a sample:
+`tokens`, `loss_masks`, the `PER_TOKEN` values of its response `[R]`, and `topk`, the teacher's
+candidates as `(ids, log-probs)` `[R, K]`, or None for a sample without."""
 
-PER_TOKEN = ("log_probs", "ref_log_probs", "advantages", "returns", "rollout_log_probs",
-             "teacher_log_probs")  # fmt: skip
+PER_TOKEN = (
+    *("log_probs", "ref_log_probs", "rollout_log_probs"),
+    *("teacher_log_probs", "advantages", "returns"),
+)
 
 
 def to_tensors(data: Mapping[str, Any], device: torch.device | str = "cpu") -> RolloutData:
@@ -58,10 +56,7 @@ def to_tensors(data: Mapping[str, Any], device: torch.device | str = "cpu") -> R
 
 
 def default_advantages(data: RolloutData, turns: Sequence[TurnRange]) -> None:
-    """Set `advantages` and `returns`: each turn's reward on its own tokens, 0 between them.
-
-    One sample a turn has no group to normalise over, so the reward is the advantage (Binary RL).
-    """
+    """Set `advantages` and `returns`: each turn's reward on its own tokens, 0 between them."""
     data["advantages"] = [torch.zeros_like(mask) for mask in data["loss_masks"]]
     for turn in turns:
         data["advantages"][turn.sample][turn.start : turn.end] = turn.reward
@@ -77,10 +72,8 @@ def steps_of(data: RolloutData, turns: Sequence[TurnRange], steps: int) -> list[
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Groups of indices whose padded size (longest times number) fits `budget`.
-
-    Longest first, so that neighbours are of like length. One that exceeds the budget goes alone.
-    """
+    """Groups of indices whose padded size (longest times number) fits `budget`, longest first. One
+    that exceeds the budget goes alone."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
@@ -117,9 +110,8 @@ def token_span(data: RolloutData, turn: TurnRange) -> slice:
 def loss_batch(data: RolloutData, turns: Sequence[TurnRange]) -> dict[str, Any]:
     """The `batch` of slime's loss contract with one entry a turn (or piece of one).
 
-    Only response tokens enter a loss, so of what precedes a turn just the one token before it is
-    kept: `total_lengths` is the response plus 1, and the logits are as short. Everything is
-    consistent in itself, and no prompt row goes through the output layer.
+    Of what precedes a turn just the one token before it is kept: `total_lengths` is the response
+    plus 1, the logits are as short, and no prompt row goes through the output layer.
     """
 
     def parts(values: Sequence[Tensor]) -> list[Tensor]:
@@ -135,9 +127,7 @@ def loss_batch(data: RolloutData, turns: Sequence[TurnRange]) -> dict[str, Any]:
             torch.tensor(float(turn.tokens), device=masks[0].device) for turn in turns
         ],
     }
-    for key in PER_TOKEN:
-        if data.get(key) is not None:
-            batch[key] = parts(data[key])
+    batch |= {key: parts(data[key]) for key in PER_TOKEN if data.get(key) is not None}
     if data.get("topk") is not None:
         teacher = batch.get("teacher_log_probs") or [None] * len(turns)
         batch["values"] = []
@@ -149,15 +139,13 @@ def loss_batch(data: RolloutData, turns: Sequence[TurnRange]) -> dict[str, Any]:
 
 
 def reducer(turns: Sequence[TurnRange], masks: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """`sum_of_sample_mean` of these turns: the sum of `mask * x / tokens`.
-
-    `where` rather than a product, so that a NaN on a masked token stays out of the sum.
-    """
+    """`sum_of_sample_mean` of these turns: the sum of `mask * x / tokens`."""
 
     def sum_of_sample_mean(x: Tensor) -> Tensor:
         total = x.new_zeros(())
         parts = torch.split(x, [len(mask) for mask in masks])
         for part, turn, mask in zip(parts, turns, masks, strict=True):
+            # Not a product: a NaN on a masked token stays out of the sum.
             total = total + torch.where(mask > 0, part * mask.to(x.dtype), 0).sum() / turn.tokens
         return total
 

@@ -1,19 +1,16 @@
 """The embedded engine: one thread that owns the model and serves many sequences at once.
 
 Guarantees:
-- every token carries the version whose weights made it; `publish` takes effect between two
-  steps, ends no request and forgets the old version's idle prefixes. A sequence under way keeps
-  the keys and values it has, so its later tokens attend to states of the older version;
+- every token carries the version whose weights made it; `publish` takes effect between two steps
+  and ends no request. A sequence under way keeps its keys and values of the older version;
 - a request ends exactly once: stop, length or abort (then with the tokens so far). A failing step
   aborts the requests in it and nothing else;
 - memory is bounded (`kv_tokens`): when it runs out, idle prefixes go first, then the youngest
-  sequence is computed again later (its tokens and log-probs stay);
-- a long prompt is computed in pieces between the steps of the others.
+  sequence is computed again later (its tokens and log-probs stay).
 
-Scheduling: policy before base, then order of arrival. One step is one forward pass over the next
-token of every sequence that generates, plus pieces of prompts, one draw for all rows, and one
-transfer of the results. What a row is given does not depend on who else is in the step (but for
-rounding).
+Policy goes before base, then order of arrival. One step is one forward pass over the next token of
+every sequence that generates, plus pieces of prompts; what a row is given does not depend on who
+else is in the step (but for rounding).
 """
 
 from __future__ import annotations
@@ -64,8 +61,7 @@ Deliver = Callable[[Chunk], object]
 @dataclass(slots=True, eq=False)
 class _Sequence:
     """A request under way. `tokens` is prompt + output; the first `computed` of them have keys and
-    values in `slot`. The last token of a sequence that generates has none yet: feeding it makes
-    the next one."""
+    values in `slot`."""
 
     request: GenerateRequest
     deliver: Deliver
@@ -111,8 +107,7 @@ class EngineCore:
 
     `kv_tokens`: room for keys and values of all sequences. `max_running`: sequences in one step.
     `prefill_tokens`: prompt tokens a step while others generate (None: 256 on a CPU, 2048
-    elsewhere). `context_length`: None takes the model's own. `threads`: intra-op threads of the
-    engine thread (None: torch's default), its own only.
+    elsewhere). `context_length`: None is the model's own. `threads`: of the engine thread only.
     """
 
     def __init__(
@@ -134,8 +129,8 @@ class EngineCore:
         self._prefill = prefill_tokens or (256 if model.device.type == "cpu" else 2048)
         self._threads = threads
         self._random = random.Random(seed)
-        self._version = "0"
-        model.set_adapter(None)
+        self.version = "0"
+        model.set_adapter({})
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
@@ -164,10 +159,6 @@ class EngineCore:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping
-
-    @property
-    def version(self) -> str:
-        return self._version
 
     @property
     def load(self) -> tuple[int, int]:
@@ -203,16 +194,16 @@ class EngineCore:
         """Ends the request `rid` with finish_reason abort and the tokens so far."""
         self._commands.put(lambda: self._abort("aborted on request", self._all(rid)))
 
-    def publish(self, version: int, adapter_state: Mapping[str, Tensor] | None) -> Future[None]:
-        """Serves this adapter (a PEFT LoRA state dict, copied here; None: the bare base) under
-        this version from the next step on. The future is done when it is live."""
-        adapter = None if adapter_state is None else self.model.adapter(adapter_state)
+    def publish(self, version: int, adapter_state: Mapping[str, Tensor]) -> Future[None]:
+        """Serves this adapter (a PEFT LoRA state dict, copied here) under this version from the
+        next step on. The future is done when it is live."""
+        adapter = self.model.adapter(adapter_state)
         live: Future[None] = Future()
 
         def swap() -> None:
-            self.pool.drop(self._version)
+            self.pool.drop(self.version)
             self.model.set_adapter(adapter)
-            self._version = str(version)
+            self.version = str(version)
             live.set_result(None)
 
         self._post(swap)
@@ -266,17 +257,14 @@ class EngineCore:
         self._stopping |= self._failures >= _LAST_FAILURE
         reason = f"engine step failed: {type(error).__name__}"
         self._abort(reason, list(self._running), status_code=500)
-        self.pool.drop(self._version)
+        self.pool.drop(self.version)
         self.pool.drop(BASE_VERSION)
 
     def _tag(self, sequence: _Sequence) -> str:
-        return self._version if sequence.policy else BASE_VERSION
+        return self.version if sequence.policy else BASE_VERSION
 
     def _remove(self, sequence: _Sequence) -> None:
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        else:
-            self._running.remove(sequence)
+        (self._waiting if sequence in self._waiting else self._running).remove(sequence)
         if sequence.slot is not None:
             self.pool.release(sequence.slot)
             sequence.slot = None

@@ -1,12 +1,10 @@
 """Serving by an external engine: each version of the weights is an adapter under a name of its own.
 
-Guarantees: what the engine is and can do is asked before it serves, and again when it was started
-anew, and announced with its address (`engine/survey.py`). A new version is loaded, then announced
-(new requests use it), and the old one is unloaded when the gateway has gone over and its last
-request with it has ended, or when no gateway runs: nothing pauses, and nothing is aborted. A
-version that the engine refuses is logged, counted (`adapter_refused`), shown by `openclaw-rl
-status`, and not used. An engine that was away or was started anew gets the present version as soon
-as it answers; training goes on meanwhile.
+Guarantees: what the engine can do is asked before it serves, and again when it was started anew,
+and announced with its address. A new version is loaded, then announced (new requests use it), and
+the old one is unloaded when its last request has ended, or when no gateway runs: nothing pauses,
+and nothing is aborted. A version that the engine refuses is logged, counted (`adapter_refused`) and
+not used. An engine that was away gets the present version as soon as it answers; training goes on.
 
 A name holds the run (`run_of`), the version and a digest of the weights, so equal names
 are equal weights, whoever loaded them.
@@ -21,7 +19,6 @@ import logging
 import secrets
 import time
 from argparse import Namespace
-from concurrent import futures
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,8 +62,8 @@ def needs_of(args: Namespace) -> Needs:
 
 
 class ExternalEngine:
-    """See `host.Serving`. Its state: `_newest`, what should be served; `current`, what is; what the
-    engine said of itself; which names it refused, and why."""
+    """See `host.Serving`. `_newest` should be served, `current` is; `_refused`: names that the
+    engine did not take, and why."""
 
     def __init__(self, args: Namespace, journal: Journal, context_length: int) -> None:
         self._args, self._journal, self._context_length = args, journal, context_length
@@ -75,18 +72,17 @@ class ExternalEngine:
         self._needs = needs_of(args)
         self._root = Path(args.save).expanduser()
         self._open = contextlib.AsyncExitStack()
-        self._lock = asyncio.Lock()
         self._refused: dict[str, str] = {}
         self._announced: dict[str, Any] = {}
         self._logged = ""
-        self._synced = 0.0
+        self._asked: Adapter | None = None
+        self._due = 0.0
         self.current: Adapter | None = None
         self.url: str | None = None
 
     async def start(self, version: int) -> None:
         """Waits for the engine. Raises ConfigError where it is another one than the settings say,
         cannot do what they ask for, or does not take the first adapter."""
-        self._loop = asyncio.get_running_loop()
         self._http = await self._open.enter_async_context(connections(self._args.engine_api_key))
         self._run = await asyncio.to_thread(run_of, self._root)
         self._newest = await asyncio.to_thread(self._adapter, version)
@@ -108,24 +104,28 @@ class ExternalEngine:
         self.url = self._engine_url
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]) -> None:
-        del weights  # the engine reads the checkpoint
+        """The next `watch` loads it from its checkpoint: training does not wait for the engine."""
+        del weights
         self._newest = self._adapter(version)
-        if self.url is not None:
-            syncing = asyncio.run_coroutine_threadsafe(self._sync(), self._loop)
-            while not (syncing.done() or self._args.stop_event.is_set()):
-                futures.wait([syncing], 1.0)
-            if syncing.done():
-                syncing.result()
 
     async def watch(self) -> None:
-        """Load what should be there and is not, unload what nobody uses any more."""
-        if self._synced + _SYNC_SECONDS <= self._loop.time():
-            await self._sync()
-            try:
-                await self._unload_old()
-            except EngineError as error:
-                log.debug("[host] old versions stay for now: %s", error)
-            self._synced = self._loop.time()
+        """Load what should be there and is not, unload what nobody uses any more. What stands in
+        the way is logged once."""
+        now = asyncio.get_running_loop().time()
+        if self._newest == self._asked and now < self._due:
+            return
+        self._asked, self._due = self._newest, now + _SYNC_SECONDS
+        try:
+            wrong = await self._load_newest()
+            if not wrong:
+                self._check()  # else it serves, and what it samples is not trained
+        except EngineUnavailable as error:
+            wrong = f"waiting for the engine at {self._engine_url}: {error}"
+        except (EngineError, ConfigError) as error:
+            wrong = str(error)
+        self._log(wrong)
+        with contextlib.suppress(EngineError):  # old versions stay for now
+            await self._unload_old()
 
     def give_way(self) -> None:
         """The engine has a device of its own, or shares it as its user decided."""
@@ -146,20 +146,6 @@ class ExternalEngine:
                 f"the engine's context is {takes} tokens, ours {self._context_length}: "
                 f"set --context-length {takes}, or start the engine with more"
             )
-
-    async def _sync(self) -> None:
-        """See that the engine holds the newest version, or at least one of ours. What stands in
-        the way is logged once."""
-        async with self._lock:
-            try:
-                wrong = await self._load_newest()
-                if not wrong:
-                    self._check()  # else it serves, and what it samples is not trained
-            except EngineUnavailable as error:
-                wrong = f"waiting for the engine at {self._engine_url}: {error}"
-            except (EngineError, ConfigError) as error:
-                wrong = str(error)
-            self._log(wrong)
 
     async def _load_newest(self) -> str:
         """Load the newest version, announce what is served; returns why the newest is not."""

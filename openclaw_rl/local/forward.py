@@ -1,9 +1,8 @@
 """The trainer's view of a model: hidden states of padded sequences, logits of chosen rows only.
 
 Guarantees: right padding under causal attention leaves every real token as it would be alone;
-only asked rows go through the output layer; it is proved at the start that backbone plus output
-layer give the model's own logits, so that no model type is trained on other numbers than it has;
-no dropout, and a float32 adapter over a 16-bit base computes in 16 bits, as it is served.
+only asked rows go through the output layer; backbone plus output layer give the model's own logits,
+or it is refused; no dropout; a float32 adapter over a 16-bit base computes in 16 bits, as served.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ class PolicyForward:
 
     def hidden(self, sequences: Sequence[Tensor]) -> Tensor:
         """`[B, L, H]` of `B` sequences, right-padded to the longest."""
-        longest = max(s.numel() for s in sequences)
-        ids = torch.zeros(len(sequences), longest, dtype=torch.long, device=self.device)
-        for row, sequence in enumerate(sequences):
-            ids[row, : sequence.numel()] = sequence
+        ids = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(self.device)
         out = self.backbone(input_ids=ids, use_cache=False)
         return out[0]  # type: ignore[no-any-return]
 

@@ -1,10 +1,9 @@
 """One rollout's data into optimiser steps, through the loss and advantage hooks.
 
-Guarantees: a step is taken whole or not at all (a loss or gradient that is not finite, a gradient
-norm or a train/rollout log-prob difference beyond its limit leave weights and optimiser as they
-were, and are reported); the loss of a step is the mean over its turns, whatever the micro-batches,
-segments and pieces they came in; every log-prob of a turn is taken at the temperature that the turn
-was sampled at, which the loss hook reads as `args.rollout_temperature`.
+Guarantees: a step is taken whole or not at all (what is beyond a limit leaves weights and optimiser
+as they were, and is reported); the loss of a step is the mean over its turns, whatever the
+micro-batches, segments and pieces they came in; every log-prob of a turn is taken at the
+temperature that the turn was sampled at, which the loss hook reads as `args.rollout_temperature`.
 
 Memory: one micro-batch of activations, and `loss_chunk_tokens` rows of logits with their gradient.
 """
@@ -36,20 +35,15 @@ class StepReport:
     """What one optimiser step did. `skipped` is None where it was taken, else why not:
     masked, loss_not_finite, grad_not_finite, no_gradient, grad_norm, logprob_diff."""
 
-    turn_ids: list[str]
-    """Turns with at least one trained token."""
-    turns: int
-    """How many shares the loss has: these turns, or rollouts where a hook named no turns."""
-    reward: float = 0.0
-    """Mean over the turns."""
+    turn_ids: list[str]  # with at least one trained token
+    turns: int  # shares of the loss: these turns, or rollouts where a hook named no turns
+    reward: float = 0.0  # mean over the turns
     skipped: str | None = None
     trained_tokens: int = 0
-    compared_tokens: int = 0
+    compared_tokens: int = 0  # those that the engine sampled
     loss: float = 0.0
     grad_norm: float = 0.0
-    logprob_diff: float = 0.0
-    """Mean of |log pi of the trainer - of the engine| over the `compared_tokens`, those trained
-    tokens that the engine sampled; 0 without any."""
+    logprob_diff: float = 0.0  # mean |log pi of the trainer - of the engine| over compared_tokens
     logprob_diff_max: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -69,10 +63,11 @@ class Learner:
             self.advantage_hook = load_hook(path, default_name="advantages", flag=_ADVANTAGE_FLAG)
         self.forward = PolicyForward(model)
         on_gpu = self.forward.device.type == "cuda"
+        # Tokens of a micro-batch, padding included.
         self.budget: int = args.max_tokens_per_gpu or (4096 if on_gpu else 512)
-        """Tokens of a micro-batch, padding included."""
-        wanted = args.gradient_checkpointing
-        if wanted == "on" or (wanted == "auto" and on_gpu):
+        if args.gradient_checkpointing == "on" or (
+            args.gradient_checkpointing == "auto" and on_gpu
+        ):
             self.forward.recompute_activations()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         for p in self.parameters:
@@ -174,8 +169,6 @@ class Learner:
             report.skipped = "logprob_diff"
         else:
             self.optimizer.step()
-
-    # -- passes over the model ---------------------------------------------------------------------
 
     @torch.no_grad()
     def _score(self, data: d.RolloutData, turns: list[TurnRange]) -> list[Tensor]:

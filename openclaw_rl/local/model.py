@@ -24,8 +24,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.local.cache import ATTENTION, KVShape, ShapeProbe, slot_attention
 
 Adapter = Mapping[str, tuple[Tensor, Tensor]]
-"""An adapter to serve, by module name: A transposed [in, r] and scaled B transposed [r, out], in
-float32 as PEFT holds them."""
+"""An adapter to serve, by module name: A transposed [in, r] and scaled B transposed [r, out]."""
 _FEW_ROWS = 32
 """In bfloat16 on a CPU, up to here W @ x.T beats x @ W.T (oneDNN packs its right-hand side at each
 call; an output layer of 49 k tokens takes half), and the adapter is faster in float32 (its products
@@ -150,8 +149,7 @@ class LoadedModel:
             logits_to_keep=keep,
             slot_plan=plan,
         )
-        logits: Tensor = out.logits[0]
-        return logits
+        return out.logits[0]  # type: ignore[no-any-return]
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -170,18 +168,15 @@ class LoadedModel:
             a, b = (state.get(f"base_model.model.{name}.lora_{half}.weight") for half in "AB")
             if a is not None and b is not None:
                 a, b = (matrix.detach().to(self.device, torch.float32).t() for matrix in (a, b))
-                adapter[name] = (
-                    a.clone(memory_format=torch.contiguous_format),
-                    (b * scale).contiguous(),
-                )
+                adapter[name] = torch.clone(a).contiguous(), (b * scale).contiguous()
         if 2 * len(adapter) != len(state):
             raise ConfigError("the adapter is not pairs of LoRA matrices of the model's layers")
         return adapter
 
-    def set_adapter(self, adapter: Adapter | None) -> None:
+    def set_adapter(self, adapter: Adapter) -> None:
         """Makes it the serve adapter. Engine thread only, between two steps."""
         for name, module in self.modules.items():
-            module.lora = adapter.get(name) if adapter else None
+            module.lora = adapter.get(name)
 
     def bare_model(self) -> Any:
         """A second, ordinary tree (transformers' own attention) over the same parameter tensors."""

@@ -62,109 +62,30 @@ class _Reply:
         self.tokens = []
         return json.dumps({"output_ids": ids, "meta_info": meta}).encode()
 
-
-def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": {"message": message}}, status=status)
-
-
-def _guard(key: str) -> Middleware:
-    """Refuses whoever does not send the key, which no web page knows. `/health` tells anybody that
-    the engine lives, as SGLang's does (a router asks without a key)."""
-    wanted = f"Bearer {key}".encode()
-
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        health = request.path.endswith("/health")
-        if not health and not hmac.compare_digest(sent, wanted):
-            return _error(401, "this engine takes requests with its key only")
-        try:
-            return await handler(request)
-        except EngineRefused as error:
-            return _error(error.status, str(error))
-        except EngineUnavailable as error:
-            return _error(503, str(error))
-
-    return guard
+    def event(self) -> bytes:
+        return b"data: " + self.body() + b"\n\n"
 
 
-class _Routes:
-    """What is served under one prefix: the policy, or the base."""
-
-    def __init__(self, core: EngineCore, policy: bool) -> None:
-        self._core, self._policy = core, policy
-
-    async def generate(self, http: web.Request) -> web.StreamResponse:
-        request = GenerateRequest.read(await http.read())
-        arrived: asyncio.Queue[Chunk] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def deliver(chunk: Chunk) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, chunk)
-
-        self._core.submit(request, deliver, policy=self._policy)
-        reply = _Reply(request)
-        try:
-            if request.stream:
-                return await self._stream(http, reply, arrived)
-            while reply.last.finish is None:
-                reply.add(await arrived.get())
-        finally:
-            if reply.last.finish is None:  # the client went away, or the server stops
-                self._core.abort(request.rid)
-        if "status_code" in reply.last.finish:
-            return _error(reply.last.finish["status_code"], reply.last.finish["message"])
-        return web.Response(body=reply.body(), content_type="application/json")
-
-    async def _stream(
-        self, http: web.Request, reply: _Reply, arrived: asyncio.Queue[Chunk]
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(http)
-        interval = reply.request.sampling_params.stream_interval
-        while reply.last.finish is None:
-            chunk = await arrived.get()
-            if reply.tokens and reply.last.version != chunk.version:
-                await response.write(b"data: " + reply.body() + b"\n\n")
-            reply.add(chunk)
-            enough = len(reply.tokens) >= interval and arrived.empty()
-            if enough or chunk.finish is not None:
-                await response.write(b"data: " + reply.body() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    async def health(self, http: web.Request) -> web.Response:
-        return web.Response(status=200 if self._core.alive else 503)
-
-    async def model_info(self, http: web.Request) -> web.Response:
-        running, waiting = self._core.load
-        return web.json_response(
-            {
-                "model_path": self._core.model.path,
-                "weight_version": self._core.version if self._policy else BASE_VERSION,
-                "context_length": self._core.context_length,
-                "num_running_reqs": running,
-                "num_waiting_reqs": waiting,
-            }
-        )
-
-    async def abort(self, http: web.Request) -> web.Response:
-        try:
-            rid = json.loads(await http.read())["rid"]
-        except (ValueError, RecursionError, TypeError, KeyError):
-            raise EngineRefused(400, "abort_request needs a rid") from None
-        self._core.abort(rid)
-        return web.Response()
-
-
-@dataclass(slots=True)
 class EngineServer:
     """A running server. `url` is the policy, `base_url` the bare base model; a request carries
-    `key` as a bearer token."""
+    `key` as a bearer token. Make it with `serve_engine`."""
 
-    url: str
-    key: str
-    runner: web.AppRunner
+    def __init__(self, core: EngineCore, key: str) -> None:
+        self.key, self.url = key, ""
+        self._core = core
+        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._guard()])
+        for prefix in ("", "/base"):
+            app.router.add_post(f"{prefix}/generate", self._generate)
+            app.router.add_post(f"{prefix}/abort_request", self._abort)
+            app.router.add_get(f"{prefix}/health", self._health)
+            app.router.add_get(f"{prefix}/model_info", self._model_info)
+        self.runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=2.0,
+            keepalive_timeout=75,
+        )
 
     @property
     def base_url(self) -> str:
@@ -173,21 +94,97 @@ class EngineServer:
     async def close(self) -> None:
         await self.runner.cleanup()
 
+    def _guard(self) -> Middleware:
+        """Refuses whoever does not send the key, which no web page knows. `/health` tells anybody
+        that the engine lives, as SGLang's does (a router asks without a key)."""
+        wanted = f"Bearer {self.key}".encode()
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not request.path.endswith("/health") and not hmac.compare_digest(sent, wanted):
+                return _error(401, "this engine takes requests with its key only")
+            try:
+                return await handler(request)
+            except EngineRefused as error:
+                return _error(error.status, str(error))
+            except EngineUnavailable as error:
+                return _error(503, str(error))
+
+        return guard
+
+    async def _generate(self, http: web.Request) -> web.StreamResponse:
+        reply = _Reply(GenerateRequest.read(await http.read()))
+        arrived: asyncio.Queue[Chunk] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def deliver(chunk: Chunk) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, chunk)
+
+        self._core.submit(reply.request, deliver, policy=_is_policy(http))
+        try:
+            if reply.request.stream:
+                return await _stream(http, reply, arrived)
+            while reply.last.finish is None:
+                reply.add(await arrived.get())
+        finally:
+            if reply.last.finish is None:  # the client went away, or the server stops
+                self._core.abort(reply.request.rid)
+        if "status_code" in reply.last.finish:
+            return _error(reply.last.finish["status_code"], reply.last.finish["message"])
+        return web.Response(body=reply.body(), content_type="application/json")
+
+    async def _abort(self, http: web.Request) -> web.Response:
+        try:
+            rid = json.loads(await http.read())["rid"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise EngineRefused(400, "abort_request needs a rid") from None
+        self._core.abort(rid)
+        return web.Response()
+
+    async def _health(self, http: web.Request) -> web.Response:
+        return web.Response(status=200 if self._core.alive else 503)
+
+    async def _model_info(self, http: web.Request) -> web.Response:
+        info = {
+            "model_path": self._core.model.path,
+            "weight_version": self._core.version if _is_policy(http) else BASE_VERSION,
+            "context_length": self._core.context_length,
+            "num_running_reqs": self._core.load[0],
+        }
+        return web.json_response(info)
+
 
 async def serve_engine(core: EngineCore, port: int = 0, *, key: str | None = None) -> EngineServer:
     """Serves a started core on the loopback, in the running event loop. Port 0 takes a free one,
     key None makes one."""
-    key = key or secrets.token_urlsafe()
-    app = web.Application(client_max_size=_MAX_BODY, middlewares=[_guard(key)])
-    for prefix in ("", "/base"):
-        routes = _Routes(core, policy=not prefix)
-        app.router.add_post(f"{prefix}/generate", routes.generate)
-        app.router.add_post(f"{prefix}/abort_request", routes.abort)
-        app.router.add_get(f"{prefix}/health", routes.health)
-        app.router.add_get(f"{prefix}/model_info", routes.model_info)
-    runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0, keepalive_timeout=75
-    )
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    return EngineServer(f"http://127.0.0.1:{runner.addresses[0][1]}", key, runner)
+    server = EngineServer(core, key or secrets.token_urlsafe())
+    await server.runner.setup()
+    await web.TCPSite(server.runner, "127.0.0.1", port).start()
+    server.url = f"http://127.0.0.1:{server.runner.addresses[0][1]}"
+    return server
+
+
+async def _stream(
+    http: web.Request, reply: _Reply, arrived: asyncio.Queue[Chunk]
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(http)
+    interval = reply.request.sampling_params.stream_interval
+    while reply.last.finish is None:
+        chunk = await arrived.get()
+        if reply.tokens and reply.last.version != chunk.version:
+            await response.write(reply.event())
+        reply.add(chunk)
+        if chunk.finish is not None or (len(reply.tokens) >= interval and arrived.empty()):
+            await response.write(reply.event())
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def _is_policy(http: web.Request) -> bool:
+    return not http.path.startswith("/base/")
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)

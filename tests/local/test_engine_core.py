@@ -69,14 +69,6 @@ def test_other_weights_under_the_same_version_reuse_nothing(caller, model):
     assert caller.send(PROMPT).wait().cached == 0
 
 
-def test_publish_none_serves_the_bare_base(caller, model):
-    caller.core.publish(1, random_adapter(model)).result()
-    caller.core.publish(2, None).result()
-    answer = caller.send(PROMPT).wait()
-    want = reference(model.bare_model().eval(), PROMPT, answer.ids)
-    assert max(abs(a - b) for a, b in zip(answer.logprobs, want, strict=True)) < 1e-4
-
-
 def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_stays(caller, model):
     state = random_adapter(model)
     for broken in (
