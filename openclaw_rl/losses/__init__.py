@@ -1,8 +1,4 @@
-"""Losses with slime's custom-loss signature; see README.md of this package.
-
-Guarantees: a term exists only where its signal exists; the tensor arithmetic (`terms.py`) knows
-no host; the logits are never copied as a whole.
-"""
+"""Losses with slime's custom-loss signature; see README.md of this package."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """Where a loss gets its log-probs: from slime inside slime's trainer, else from plain tensors.
 
-How a micro-batch lies in the logits differs: end to end (plain, `[1, T, V]`), or cut by tensor and
-context parallelism (slime, `[1, T, V / TP]` on this rank). The arithmetic is in `logprobs.py`
-either way. `batch` has slime's keys; lists hold one entry a sample, R_i its response tokens here.
+A micro-batch lies in the logits end to end (plain, `[1, T, V]`), or cut by tensor and context
+parallelism (slime, `[1, T, V / TP]` on this rank). `batch` has slime's keys; lists hold one entry a
+sample, R_i its response tokens here.
 
-Guarantees: every rank of a tensor or context parallel group makes the same collective calls for
-the same micro-batch, whatever part of it the rank holds; per-token results lie as slime cuts every
-per-token tensor of a batch.
+Guarantees: every rank of a parallel group makes the same collective calls for the same
+micro-batch; per-token results lie as slime cuts every per-token tensor of a batch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Log-probs and entropies at chosen positions of packed logits, without a copy of them.
 
 Guarantees: the forward pass holds one chunk of rows in float32 at a time; the backward pass
-allocates the gradient of the logits once and nothing else of that size, however many ids a
-position asks for. Results are float32 (float64 for float64 logits) whatever the dtype of the
-logits. Where a process group is given, each of its ranks holds one slice of the vocabulary.
+allocates the gradient of the logits once and nothing else of that size. Results are float32
+(float64 for float64 logits). Where a process group is given, each of its ranks holds one slice of
+the vocabulary.
 """
 
 from __future__ import annotations
@@ -39,12 +39,8 @@ def get_log_probs_and_entropy(
     none = torch.empty(0, dtype=torch.long, device=flat.device)
     rows = torch.cat([none, *response_rows(flat, total_lengths, response_lengths)])
     spans = zip(unconcat_tokens, total_lengths, response_lengths, strict=True)
-    target = torch.cat(
-        [
-            none,
-            *(tokens[total - n : total].to(flat.device, torch.long) for tokens, total, n in spans),
-        ]
-    )
+    responses = (tokens[total - n : total].to(none) for tokens, total, n in spans)
+    target = torch.cat([none, *responses])
     temperature = float(getattr(args, "rollout_temperature", 1.0) or 1.0)
     entropy_grad = with_entropy and bool(getattr(args, "entropy_coef", 0.0))
     log_probs, entropy = _LogProbsAt.apply(  # type: ignore[no-untyped-call]

@@ -2,11 +2,8 @@
 
 Advantage of token t: `A = w_rl * r + w_opd * (log pi_T - log pi)`, each term only where its
 signal exists; then the clipped surrogate, the KL to the reference and the entropy. The top-K form
-has, in place of the second term, a reverse KL to the teacher over K ids a token. Guarantees: a
-token without a teacher value (missing key, None, NaN) has an exactly zero distillation term; a
-token's weight multiplies every term of it; an empty micro-batch returns a zero loss that still
-reaches the logits; the metric names depend on the arguments only, never on the content of a
-micro-batch.
+has, in place of the second term, a reverse KL to the teacher over K ids a token. Guarantees: see
+README.md of this package.
 """
 
 from __future__ import annotations
@@ -52,10 +49,8 @@ def opd_loss(
 def topk_opd_loss(
     args: Any, batch: Batch, logits: Tensor, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, Metrics]:
-    """Top-K distillation: `w_opd * KL(pi || pi_T)` over K ids a token. Rewards are not looked at.
-
-    Ids and teacher values are those of the `TokenSignals` in `batch["values"]`.
-    """
+    """Top-K distillation: `w_opd * KL(pi || pi_T)` over K ids a token, of the `TokenSignals` in
+    `batch["values"]`. Rewards are not looked at."""
     if getattr(args, "opd_top_k", None) == 0:
         raise ConfigError("topk_opd_loss needs opd_top_k > 0 (with 0 nobody collects top-K values)")
     return _policy_loss(args, batch, logits, sum_of_sample_mean, rl=False, opd="topk")
@@ -90,8 +85,7 @@ def _policy_loss(
     def total(values: Tensor) -> Tensor:
         value = reduce(values if weights is None else weights * values)
         # An empty micro-batch must still reach its logits, or ranks that wait for its backward
-        # hang. The empty slice does so without a product (0 * inf is NaN). What it reduces stays
-        # in the graph beside it: collective calls in there wait for this rank too.
+        # hang. The empty slice does so without a product (0 * inf is NaN).
         return value if log_probs.numel() else value + logits[:, :0].sum()
 
     recomputed = inputs.joined("log_probs")
@@ -121,7 +115,8 @@ def _policy_loss(
     if opd == "sampled":
         gap = has = torch.zeros_like(current)
         if (teacher := inputs.teacher()) is not None:
-            student = _student(args, batch, logits, current, recomputed, rollout)
+            known = {"current": current, "old": recomputed, "rollout": rollout}
+            student = _student(args, batch, logits, known)
             gap, has = distillation_advantage(teacher, student, opd_clip)
         advantages = advantages + w_opd * gap
         metrics["opd_share"] = total(has)
@@ -177,24 +172,18 @@ def _policy_loss(
     return loss, {name: value.detach().clone() for name, value in metrics.items()}
 
 
-def _student(
-    args: Any,
-    batch: Batch,
-    logits: Tensor,
-    current: Tensor,
-    recomputed: Tensor | None,
-    rollout: Tensor | None,
-) -> Tensor:
+def _student(args: Any, batch: Batch, logits: Tensor, known: Mapping[str, Tensor | None]) -> Tensor:
     """`log pi` of the distillation term; README.md tells why "current" is the default."""
     source = getattr(args, "opd_baseline", None) or "current"
-    if source == "rollout" and rollout is not None:
-        return rollout
-    if source not in ("current", "old"):
+    if source not in known or (source == "rollout" and known[source] is None):
         raise ConfigError(
-            f"opd_baseline {source!r} is not one of current, old, rollout (or not there)"
+            f"opd_baseline {source!r} is not one of {', '.join(known)} (or not there)"
         )
-    if source == "old" and recomputed is not None:
-        return recomputed
+    chosen = known[source]
+    if source != "current" and chosen is not None:
+        return chosen
+    current = known["current"]
+    assert current is not None
     if _number(args, "rollout_temperature", 1.0) == 1.0:
         return current
     # Engines score the teacher at temperature 1. At another one the two would belong to different

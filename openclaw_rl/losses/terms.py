@@ -61,9 +61,8 @@ def truncated_weights(log_ratio: Tensor, high: float, low: float = 0.0) -> tuple
     """Truncated importance weights `clip(exp(log_ratio), low, high)`, and 1.0 where truncated.
 
     `log_ratio` is `log pi - log mu` of trainer and engine for the sampled token, without gradient.
-    Truncation bounds the variance at the price of a bias (Ionides 2008, "Truncated importance
-    sampling"); against the mismatch of engine and trainer: Yao et al. 2025, "Your efficient RL
-    framework secretly brings you off-policy RL training". slime's `--use-tis` is the same.
+    Ionides 2008, "Truncated importance sampling"; against the mismatch of engine and trainer: Yao
+    et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
     """
     if not 0 <= low <= high:
         raise ValueError(f"the bounds of importance weights must be 0 <= {low} <= {high}")
@@ -78,8 +77,7 @@ def distillation_advantage(
     """`(log pi_T - log pi, has)` per token: exactly 0 where the teacher has no value.
 
     `teacher` says "no value" by NaN or an infinity. The difference is held within ±`clip` where
-    one is given. Neither result carries a gradient, and no NaN enters any product, so a token
-    without a teacher leaves value and gradient of everything else bit for bit as they were.
+    one is given. Neither result carries a gradient.
     """
     has = teacher.isfinite()
     known = torch.where(has, teacher.detach(), torch.zeros_like(teacher))
