@@ -3,15 +3,13 @@ attention by name.
 
 Each sequence has a slot of its own, as long as it needs. Guarantees: the capacity of all slots
 never exceeds the budget (in tokens); a slot is handed out again for a prompt only up to the
-longest common prefix of ids that were computed by the same weights (`tag`), so reuse never changes
-what is computed; idle slots are evicted by their last use, before anybody is refused.
+longest common prefix of ids that were computed by the same weights (`tag`); idle slots are evicted
+by their last use, before anybody is refused.
 
 A step of the engine is one flat sequence [1, N] of tokens of many rows, each some consecutive
 tokens of one slot. Everything in a decoder except attention works on tokens alone, so the model's
 own code runs unchanged; its attention calls `slot_attention`, which writes the new keys and values
-into the slots and lets each row see its own slot only: no padding, no mask for a row of one token.
-
-The engine thread owns all of this; nothing here locks.
+into the slots and lets each row see its own slot only. The engine thread owns all of this.
 """
 
 from __future__ import annotations
@@ -105,8 +103,8 @@ class SlotPool:
         holds (at most `limit`). None: there is no room now."""
         wanted = np.asarray(ids, dtype=np.int64)
         donor, length = self.match(wanted[:limit], tag)
-        # A donor that loses little is continued; one that loses much keeps its own sequence (a
-        # shared system prompt must not cost another session its whole cache).
+        # One that would lose much is copied from: a shared system prompt must not cost another
+        # session its whole cache.
         if donor is not None and not donor.busy and length * 2 >= donor.length:
             donor.busy, donor.length = True, length
             if self.ensure(donor, len(wanted)):
@@ -162,10 +160,9 @@ class SlotPool:
         idle = [slot for slot in self.slots if not slot.busy]
         if sum(slot.capacity for slot in idle) < missing:
             return False
-        for slot in idle:
-            if missing > 0:
-                self.slots.remove(slot)
-                missing -= slot.capacity
+        while missing > 0:
+            missing -= idle[0].capacity
+            self.slots.remove(idle.pop(0))
         return True
 
 
@@ -196,10 +193,7 @@ class StepPlan:
             row = self.rows[index]
             at = torch.arange(row.start, row.end, device=device)[:, None]
             seen = torch.arange(row.end, device=device)[None, :]
-            mask = seen <= at
-            if window:
-                mask &= seen > at - window
-            self._masks[index, window] = mask
+            self._masks[index, window] = (seen <= at) & (seen > at - (window or row.end))
         return self._masks[index, window]
 
 

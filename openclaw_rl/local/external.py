@@ -71,6 +71,7 @@ class ExternalEngine:
         self._kind: str = args.engine_kind
         self._needs = needs_of(args)
         self._root = Path(args.save).expanduser()
+        self._run = run_of(self._root)
         self._open = contextlib.AsyncExitStack()
         self._refused: dict[str, str] = {}
         self._announced: dict[str, Any] = {}
@@ -84,7 +85,6 @@ class ExternalEngine:
         """Waits for the engine. Raises ConfigError where it is another one than the settings say,
         cannot do what they ask for, or does not take the first adapter."""
         self._http = await self._open.enter_async_context(connections(self._args.engine_api_key))
-        self._run = await asyncio.to_thread(run_of, self._root)
         self._newest = await asyncio.to_thread(self._adapter, version)
         while self.current is None:
             try:

@@ -1,8 +1,5 @@
 """The local host: a trainer, and what serves its weights, in one process.
 
-The weights are served by the embedded engine, over the trainer's own copy of the base, or
-as adapters by an external engine (`external.py`).
-
 Guarantees: requests are served from before the first training step until after the last, whatever
 the trainer does; what is served at a start is the newest checkpoint; addresses and the served
 version are in the journal; SIGTERM and SIGINT end it cleanly (a step under way is given up, its
@@ -93,7 +90,7 @@ class Host:
             "base": model_fingerprint(args.hf_checkpoint),
             "lora_rank": lora.rank,
             "lora_alpha": lora.alpha,
-            "target_modules": str(lora.target_modules),
+            "target_modules": lora.target_modules,
         }
         checkpoints = Checkpoints(Path(args.save).expanduser(), fingerprint, args.keep_checkpoints)
         checkpoints.check()
@@ -126,8 +123,7 @@ class Host:
         try:
             serving = asyncio.create_task(self._serve(trainer))
             for number in (signal.SIGTERM, signal.SIGINT):
-                # Refused outside the main thread (tests).
-                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: tests
                     asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
@@ -137,9 +133,7 @@ class Host:
             if trainer.is_alive():
                 await asyncio.to_thread(trainer.join, STEP_SECONDS)
             if trainer.is_alive():
-                log.warning(
-                    "[host] the trainer is in a step; its turns come back at the next start"
-                )
+                log.warning("[host] the trainer is in a step: the next start gives its turns back")
             else:
                 self.journal.close()
                 self._alone.close()
@@ -182,16 +176,14 @@ class EmbeddedEngine:
             context_length=args.context_length,
             threads=args.engine_threads or HALF_OF_CORES,
         )
-        wanted, holds = args.context_length, self.core.context_length
-        if holds < (wanted or 0):
-            raise ConfigError(
-                f"--context-length {wanted}: the KV cache holds {holds} tokens: "
-                f"give --kv-tokens {round_up(wanted)} or more"
+        wanted, holds = args.context_length or loaded.context_length, self.core.context_length
+        if holds < wanted:
+            short = (
+                f"the KV cache holds {holds} tokens: give --kv-tokens {round_up(wanted)} or more"
             )
-        if not wanted and holds < loaded.context_length:
-            log.warning("[host] prompt and reply can have %d tokens together, not the model's %d: "
-                        "the KV cache holds no more (--kv-tokens)",
-                        holds, loaded.context_length)  # fmt: skip
+            if args.context_length:
+                raise ConfigError(f"--context-length {wanted}: {short}")
+            log.warning("[host] no prompt and reply of the model's %d tokens: %s", wanted, short)
         self._server: EngineServer | None = None
         self.url: str | None = None
 
@@ -234,12 +226,11 @@ class EmbeddedEngine:
             "model_path": self._loaded.path,
             "context_length": self.core.context_length,
         }
-        for role, url, served in (
-            ("policy", server.url, str(version)),
-            ("judge", server.base_url, BASE_VERSION),
-            ("teacher", server.base_url, BASE_VERSION),
-        ):
-            self._journal.publish(role, url, {**info, "weight_version": served}, time.time())
+        policy = {**info, "weight_version": str(version)}
+        base, now = {**info, "weight_version": BASE_VERSION}, time.time()
+        self._journal.publish("policy", server.url, policy, now)
+        for role in ("judge", "teacher"):
+            self._journal.publish(role, server.base_url, base, now)
 
 
 def kv_tokens(loaded: LoadedModel) -> int:

@@ -90,9 +90,9 @@ class LoadedModel:
         for config in (model.config, model.generation_config):
             value = getattr(config, "eos_token_id", None)
             self.eos_ids.update([value] if isinstance(value, int) else value or ())
-        text_config = self.config.get_text_config()
-        self.vocab_size: int = text_config.vocab_size
-        self.context_length: int = getattr(text_config, "max_position_embeddings", None) or 32768
+        text = self.config.get_text_config()
+        self.vocab_size: int = text.vocab_size
+        self.context_length: int = getattr(text, "max_position_embeddings", None) or 32768
         self._plain_attention: str = model.config._attn_implementation
         model.requires_grad_(False).eval()
         AttentionInterface.register(ATTENTION, slot_attention)
@@ -184,12 +184,12 @@ class LoadedModel:
         config._attn_implementation = self._plain_attention
         with torch.device("meta"):
             twin = type(self.model)(config)
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            owner, _, leaf = name.rpartition(".")
-            twin.get_submodule(owner).register_parameter(leaf, parameter)
-        for name, buffer in self.model.named_buffers(remove_duplicate=False):
-            owner, _, leaf = name.rpartition(".")
-            twin.get_submodule(owner)._buffers[leaf] = buffer.clone()
+        for name, module in twin.named_modules(remove_duplicate=False):
+            own = self.model.get_submodule(name)
+            for leaf, parameter in own.named_parameters(recurse=False):
+                module.register_parameter(leaf, parameter)
+            for leaf, buffer in own.named_buffers(recurse=False):
+                module._buffers[leaf] = buffer.clone()
         twin.generation_config = copy.deepcopy(self.model.generation_config)
         return twin
 

@@ -1,10 +1,10 @@
 """What a request asks of the embedded engine, and how its tokens are drawn and scored.
 
-Guarantees: a request read from JSON is well formed, or is refused naming the field; sampling
-parameters that are not served are refused too. The token is drawn from softmax(logits /
-temperature) after penalties, cut to top_k, top_p and min_p where asked; its log-prob is that of
-softmax(logits / temperature) over the whole vocabulary, before the cut, as SGLang reports it.
-Temperature 0 is argmax, with the log-prob at temperature 1. Log-probs are natural logarithms.
+Guarantees: a request read from JSON is well formed and asks for nothing that is not served, or is
+refused naming the field. The token is drawn from softmax(logits / temperature) after penalties, cut
+to top_k, top_p and min_p where asked; its log-prob is that of softmax(logits / temperature) over
+the whole vocabulary, before the cut, as SGLang reports it. Temperature 0 is argmax, with the
+log-prob at temperature 1. Log-probs are natural logarithms.
 """
 
 from __future__ import annotations

@@ -351,6 +351,13 @@ async def test_the_start_waits_for_the_engine(
     assert stand.policy()["weight_version"] == "3"
 
 
+async def test_a_resumed_run_publishes_before_the_engine_is_asked(stand: Stand) -> None:
+    stand.save(3)
+    stand.serving.publish(3, {})
+    await stand.serving.start(3)
+    assert stand.policy()["weight_version"] == "3"
+
+
 async def test_an_engine_elsewhere_reads_the_checkpoints_under_its_own_path(
     fake: FakeEngine, tmp_path: Path
 ) -> None:
