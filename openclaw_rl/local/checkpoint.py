@@ -62,7 +62,7 @@ class Checkpoints:
         final = self.root / name_of(state.version)
         for left in self.root.glob(".writing_*"):  # by a crash or a full disk
             shutil.rmtree(left, ignore_errors=True)
-        partial = self.root / f".writing_{state.version:08d}"
+        partial = self.root / f".writing_{state.version:08d}_{os.getpid()}"
         # Learnt from private conversations; the root may have been there before, open to everybody.
         partial.mkdir(mode=0o700)
         # No look-up of the base model for resized embeddings: only the adapter is trained.

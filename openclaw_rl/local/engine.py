@@ -143,7 +143,7 @@ class EngineCore:
 
     def start(self) -> EngineCore:
         """Starts the thread, once. Also lets threads of this process take turns at the interpreter
-        every 0.5 ms instead of 5: each operation of a step waits its turn (measured, README)."""
+        every 0.5 ms instead of 5: each operation of a step waits its turn (measured)."""
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         if self._thread.ident is None:
             self._thread.start()

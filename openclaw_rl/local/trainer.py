@@ -89,7 +89,7 @@ class Trainer:
         for rollout_id in self.journal.leases(self.args.host_name):
             if rollout_id <= self.state.rollout_id:
                 self._finish(rollout_id)
-                log.info("[train] rollout %d was saved before: marked trained", rollout_id)
+                log.info("[train] rollout %d was saved before the stop: it is trained", rollout_id)
             else:
                 n = self._give_back(rollout_id)
                 log.info("[train] rollout %d was not trained: %d turns given back", rollout_id, n)
