@@ -133,8 +133,6 @@ class Verdict:
     teacher_log_probs: Sequence[float] | None = None
     teacher_topk: TopK | None = None
     votes: Sequence[float | None] = ()
-    reason: str = ""
-    created: float = 0.0
 
     @property
     def has_teacher(self) -> bool:

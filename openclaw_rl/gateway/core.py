@@ -31,7 +31,7 @@ from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.replies import ClientGone, OpenTurn, Shown
 from openclaw_rl.gateway.status import EngineState, Metrics
 from openclaw_rl.journal.lock import gateway_lock
-from openclaw_rl.journal.records import Outcomes
+from openclaw_rl.journal.outcomes import Outcomes
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.identity import RequestView
@@ -156,7 +156,7 @@ class Gateway:
         if parent_id is not None and next_state is not None:
 
             def write(journal: Journal) -> None:
-                journal.set_next_state(parent_id, next_state, now)
+                journal.set_next_state(parent_id, next_state)
                 for turn_id in placement.superseded:
                     journal.drop(turn_id, "retried", now)
 
@@ -258,8 +258,7 @@ class Gateway:
         if turn is None:
             raise WireError(404, "no such turn", code="turn_not_found")
         self._tracker.follow(turn.turn_id)
-        now = time.time()
-        if not await self._journal.write(Journal.set_next_state, turn.turn_id, [message], now):
+        if not await self._journal.write(Journal.set_next_state, turn.turn_id, [message]):
             raise WireError(
                 409,
                 "this turn already has its next state, or is not judged at all",
@@ -270,7 +269,7 @@ class Gateway:
     async def end_session(self, session_id: str, caller: Caller) -> None:
         """Nothing follows in this session of the caller's: none of its turns waits any more."""
         self._ended[caller.reach, session_id] = time.perf_counter()
-        await self._journal.write(Journal.end_session, session_id, time.time(), owner=caller.reach)
+        await self._journal.write(Journal.end_session, session_id, owner=caller.reach)
         self._tracker.forget_session(session_id, caller.reach)
 
     async def engine_state(self) -> EngineState:

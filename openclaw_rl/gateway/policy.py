@@ -14,8 +14,7 @@ from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.types import Adapter
 from openclaw_rl.errors import OpenClawRLError
-from openclaw_rl.journal.records import Endpoint
-from openclaw_rl.journal.store import Journal
+from openclaw_rl.journal.store import Endpoint, Journal
 from openclaw_rl.journal.writer import AsyncJournal
 
 log = logging.getLogger("openclaw_rl.gateway")

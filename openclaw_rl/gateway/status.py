@@ -18,7 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from openclaw_rl.journal.records import Outcomes
+from openclaw_rl.journal.outcomes import Outcomes
 
 EngineState = Literal["ok", "waiting", "unknown"]
 

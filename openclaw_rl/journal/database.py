@@ -1,8 +1,13 @@
-"""One SQLite connection as the journal uses it: private files, short transactions, patient.
+"""One SQLite file as the journal: its tables, its connection, its transactions.
 
-Owns: opening and its errors, the lock that makes a connection thread-safe, nesting of write
-transactions, and waiting for other processes. Guarantees: after `write()` has left its block, the
-change survives the death of any process (with `durable=True` also a power cut).
+Guarantees: files that only their owner can read; after `write()` has left its block, the change
+survives the death of any process; one connection may be shared by threads; who finds another
+process writing waits for it. One number says which layout a file has; older ones are changed into
+ours when they are opened.
+
+`turns` holds what is searched, `payloads` the bulk, so that counting and choosing touch little. A
+message (or a tool list) is stored once per session, keyed by the digest of its JSON text; turns
+list the row numbers. A prompt is stored as the tail beyond the parent's tokens.
 """
 
 from __future__ import annotations
@@ -18,69 +23,192 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal import schema
 
 T = TypeVar("T")
 
+APPLICATION_ID = 0x0C1A3721  # tells our files from other SQLite files
+LAYOUT = 4
+
+_TABLES = """
+CREATE TABLE turns (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT,
+  turn_id TEXT NOT NULL UNIQUE,
+  session_id TEXT NOT NULL,
+  source TEXT NOT NULL,
+  owner TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  kind_reason TEXT NOT NULL,
+  state TEXT NOT NULL,
+  reason TEXT NOT NULL DEFAULT '',
+  parent_id TEXT,
+  matched INTEGER NOT NULL,
+  prompt_base INTEGER NOT NULL,     -- prompt tokens taken from the parent (all it has), or 0
+  prompt_len INTEGER NOT NULL,
+  output_len INTEGER NOT NULL,
+  tokens_sha BLOB NOT NULL,         -- of prompt and output ids, to check what a child claims
+  history_sha BLOB NOT NULL,        -- of messages and reply, likewise, without the system text
+  created REAL NOT NULL,
+  min_version TEXT NOT NULL,
+  max_version TEXT NOT NULL,
+  off_policy INTEGER NOT NULL,
+  truncated INTEGER NOT NULL,
+  finish_reason TEXT NOT NULL,
+  request_hash TEXT NOT NULL,
+  node_hash TEXT NOT NULL,
+  rendered_len INTEGER NOT NULL,
+  rendered_sha TEXT NOT NULL,
+  next_ids BLOB,
+  attempts INTEGER NOT NULL DEFAULT 0,
+  claim_worker TEXT,
+  claim_until REAL NOT NULL DEFAULT 0,
+  retry_at REAL NOT NULL DEFAULT 0,
+  lease_host TEXT,
+  lease_rollout INTEGER,
+  trained_version TEXT
+);
+CREATE INDEX turns_state ON turns (state, reason, source);
+CREATE INDEX turns_session ON turns (session_id, seq);
+CREATE INDEX turns_parent ON turns (parent_id);
+CREATE TABLE payloads (
+  seq INTEGER PRIMARY KEY,
+  prompt_tail BLOB NOT NULL,
+  output_ids BLOB NOT NULL,
+  output_logprobs BLOB NOT NULL,
+  output_versions TEXT NOT NULL,
+  message_ids BLOB NOT NULL,
+  reply_id INTEGER NOT NULL,
+  tools_id INTEGER,
+  template_kwargs TEXT NOT NULL,
+  sampling TEXT NOT NULL,
+  topk_ids BLOB,                    -- the policy's candidates, as many a token as it gave
+  topk_logprobs BLOB
+);
+CREATE TABLE messages (
+  id INTEGER PRIMARY KEY,
+  session_id TEXT NOT NULL,
+  digest BLOB NOT NULL,
+  body BLOB NOT NULL,
+  UNIQUE (session_id, digest)
+);
+CREATE TABLE verdicts (
+  seq INTEGER PRIMARY KEY,
+  score REAL,
+  hint TEXT,
+  teacher BLOB,
+  votes TEXT NOT NULL,
+  topk_ids BLOB,                    -- the teacher's
+  topk_logprobs BLOB
+);
+CREATE TABLE counters (scope TEXT, name TEXT, n INTEGER NOT NULL, PRIMARY KEY (scope, name));
+CREATE TABLE purged (             -- turns that were purged: still counted
+  state TEXT, reason TEXT, source TEXT, n INTEGER NOT NULL, PRIMARY KEY (state, reason, source)
+);
+CREATE TABLE fingerprint (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE endpoints (role TEXT PRIMARY KEY, url TEXT NOT NULL, info TEXT NOT NULL,
+                        published REAL NOT NULL);
+"""
+
+_CHANGES: Mapping[int, str] = {
+    1: """
+ALTER TABLE payloads ADD COLUMN topk_ids BLOB;
+ALTER TABLE payloads ADD COLUMN topk_logprobs BLOB;
+ALTER TABLE verdicts ADD COLUMN topk_ids BLOB;
+ALTER TABLE verdicts ADD COLUMN topk_logprobs BLOB
+""",
+    2: """
+ALTER TABLE past RENAME TO purged;
+CREATE TABLE fingerprint (name TEXT PRIMARY KEY, value TEXT NOT NULL)
+""",
+    3: """
+ALTER TABLE turns DROP COLUMN temperature;
+ALTER TABLE turns DROP COLUMN leased_at;
+ALTER TABLE turns DROP COLUMN changed;
+ALTER TABLE verdicts DROP COLUMN reason;
+ALTER TABLE verdicts DROP COLUMN created
+""",
+}
+"""layout -> what makes the next one of it, keeping all that anybody reads."""
+
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_PATIENCE = 30.0
+"""How many seconds to wait for another process that is writing."""
 
 
 class Database:
-    def __init__(self, db: sqlite3.Connection, path: Path, busy_seconds: float) -> None:
-        self._db = db
+    def __init__(self, path: Path, create: bool) -> None:
+        """Open the file, or make it. Raises `JournalError`."""
         self.path = path
-        self._busy_seconds = busy_seconds
         self._lock = threading.RLock()
         self._depth = 0
-        self._file = _identity(path)
-
-    @classmethod
-    def open(
-        cls, path: str | Path, *, create: bool, durable: bool, busy_seconds: float
-    ) -> Database:
-        """Open or make the file; it and its companions are readable by their owner only."""
-        path = Path(path).expanduser()
         if create:
             _touch_private(path)
         elif not path.is_file():
             raise JournalError(f"no journal at {path}")
+        self._file = _identity(path)
         try:
             # timeout=0: waiting is ours, in steps much finer than SQLite's own.
-            db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path, timeout=0, isolation_level=None, check_same_thread=False
+            )
         except sqlite3.Error as error:
             raise JournalError(f"cannot open the journal {path}: {error}") from error
-        self = cls(db, path, busy_seconds)
         try:
-            self._prepare(create, durable)
+            self._prepare(create)
         except BaseException:
-            db.close()
+            self._db.close()
             raise
         for suffix in ("", "-wal", "-shm"):  # the log and its index hold conversation text as well
             _make_private(Path(f"{path}{suffix}"))
-        return self
 
-    def _prepare(self, create: bool, durable: bool) -> None:
-        found = self._retry(lambda: schema.layout(self._db, str(self.path)))
+    def _prepare(self, create: bool) -> None:
+        with self.read():
+            found = self._layout()
+        if not found and not create:
+            raise JournalError(f"the journal {self.path} is empty: nothing was recorded yet")
         if not found:
-            if not create:
-                raise JournalError(f"the journal {self.path} is empty: nothing was recorded yet")
             # Before any table: give pages back to the system when turns are purged.
             self._retry(lambda: self._db.execute("PRAGMA auto_vacuum = INCREMENTAL"))
         self._retry(lambda: self._db.execute("PRAGMA journal_mode = WAL"))
         # Purged text is overwritten, not only unlinked.
         self._db.execute("PRAGMA secure_delete = ON")
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute("PRAGMA journal_size_limit = 67108864")
-        if found != schema.SCHEMA_VERSION:
+        if found != LAYOUT:
             with self.write() as db:
-                schema.bring_up_to_date(db, str(self.path))
+                found = self._layout()  # another process may have been faster
+                changes = [_CHANGES[at] for at in range(found, LAYOUT)] if found else [_TABLES]
+                for statement in ";".join(changes).split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {LAYOUT}")
+
+    def _layout(self) -> int:
+        """The layout of the file, 0 where it is empty; in a transaction, so that nobody makes
+        tables meanwhile. Raises `JournalError` where it is something else, or of a layout that
+        cannot be made into ours."""
+        version = self.pragma("user_version")
+        if not version and not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            return 0
+        if self.pragma("application_id") != APPLICATION_ID:
+            raise JournalError(f"{self.path} is an SQLite file, but not an openclaw-rl journal")
+        if version != LAYOUT and version not in _CHANGES:
+            age = "a newer" if version > LAYOUT else "an older"
+            raise JournalError(
+                f"the journal {self.path} was written by {age} openclaw-rl (layout {version}, this "
+                f"one reads {LAYOUT}): use that version, or move the file elsewhere to start fresh"
+            )
+        return version
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """A write transaction; inside another one of this thread, a savepoint of it."""
         with self._lock:
-            begin, commit, undo = self._verbs()
-            if self._depth == 0 and self._file != _identity(self.path):
+            begin, commit, undo = "BEGIN IMMEDIATE", "COMMIT", ["ROLLBACK"]
+            if self._depth:
+                name = f"level{self._depth}"
+                begin, commit = f"SAVEPOINT {name}", f"RELEASE {name}"
+                undo = [f"ROLLBACK TO {name}", commit]
+            elif self._file != _identity(self.path):
                 # What SQLite wrote to it would be gone with the last process that has it open.
                 raise JournalError(f"{self.path} was removed or replaced while it was in use")
             self._retry(lambda: self._db.execute(begin))
@@ -92,21 +220,10 @@ class Database:
                     self._depth -= 1
                 self._retry(lambda: self._db.execute(commit))
             except BaseException as error:
-                self._undo(undo)
+                self._undo(*undo)
                 if isinstance(error, sqlite3.Error):
                     raise JournalError(f"journal {self.path}: {error}") from error
                 raise
-
-    def _verbs(self) -> tuple[str, str, tuple[str, ...]]:
-        if self._depth == 0:
-            return "BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",)
-        name = f"level{self._depth}"
-        return f"SAVEPOINT {name}", f"RELEASE {name}", (f"ROLLBACK TO {name}", f"RELEASE {name}")
-
-    def _undo(self, statements: tuple[str, ...]) -> None:
-        for statement in statements:
-            if self._db.in_transaction:  # a full or failing disk may have rolled back
-                self._db.execute(statement)
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -123,14 +240,19 @@ class Database:
             except sqlite3.Error as error:
                 raise JournalError(f"journal {self.path}: {error}") from error
             finally:
-                self._undo(("ROLLBACK",))
+                self._undo("ROLLBACK")
 
-    def rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+    def _undo(self, *statements: str) -> None:
+        for statement in statements:
+            if self._db.in_transaction:  # a full or failing disk may have rolled back
+                self._db.execute(statement)
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         """All that one query answers."""
         with self.read() as db:
             return db.execute(sql, values).fetchall()
 
-    def change(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> int:
+    def change(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Carry out one statement; how many rows it changed."""
         with self.write() as db:
             return db.execute(sql, values).rowcount
@@ -165,7 +287,7 @@ class Database:
         """Run `action` again while another process is writing. Its transactions take
         milliseconds, so the pauses are short and random. SQLite's own grow to 100 ms: beside a
         purge (30 ms at work, 10 ms pause) a write then waits 1.9 s (p99) instead of 0.16."""
-        deadline = time.monotonic() + self._busy_seconds
+        deadline = time.monotonic() + _PATIENCE
         while True:
             try:
                 return action()
@@ -175,7 +297,7 @@ class Database:
                 if time.monotonic() > deadline:
                     raise JournalError(
                         f"the journal {self.path} stayed locked by another process for "
-                        f"{self._busy_seconds:g} seconds"
+                        f"{_PATIENCE:g} seconds"
                     ) from error
             except sqlite3.DatabaseError as error:
                 raise JournalError(f"{self.path} cannot be read as a journal: {error}") from error

@@ -14,13 +14,14 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal import codec, retention, turns
+from openclaw_rl.journal import retention, turns
 from openclaw_rl.journal.database import Database
-from openclaw_rl.journal.records import Endpoint, Outcomes
+from openclaw_rl.journal.outcomes import Outcomes, load_outcomes
 from openclaw_rl.types import Message, State, Turn, Verdict
 
 _BREATH = 0.01
@@ -29,8 +30,19 @@ _BREATH = 0.01
 MAX_ATTEMPTS = 20
 """How often a turn is given to a judge before it is dropped; with growing pauses, hours."""
 
-
 _LEASED = "state = 'leased' AND lease_host = ? AND lease_rollout = ?"
+_CLAIMED = "state = 'judging' AND claim_worker = ?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Address of an engine, published at a time. `info["weight_version"]`, where given for the
+    policy, is the version that is served now."""
+
+    role: str
+    url: str
+    info: Mapping[str, Any]
+    published: float
 
 
 class Journal:
@@ -39,21 +51,10 @@ class Journal:
         self._last_state: tuple[int, int] | None = None
 
     @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        create: bool = True,
-        *,
-        durable: bool = False,
-        busy_seconds: float = 30.0,
-    ) -> Journal:
-        """Open the journal at `path` (made with mode 0600 if `create`).
-
-        `durable` also survives a power cut, at one disk flush a commit; without it a commit
-        survives the death of any process. Raises `JournalError` where the file is missing, is no
-        journal, or has another layout.
-        """
-        return cls(Database.open(path, create=create, durable=durable, busy_seconds=busy_seconds))
+    def open(cls, path: str | Path, create: bool = True) -> Journal:
+        """Open the journal at `path` (made with mode 0600 if `create`). Raises `JournalError` where
+        the file is missing, is no journal, or has a layout that this version cannot read."""
+        return cls(Database(Path(path).expanduser(), create))
 
     def close(self) -> None:
         self._db.close()
@@ -77,7 +78,7 @@ class Journal:
         with self._db.write() as db:
             turns.insert_turn(db, rec)
 
-    def set_next_state(self, turn_id: str, messages: Sequence[Message], now: float) -> bool:
+    def set_next_state(self, turn_id: str, messages: Sequence[Message]) -> bool:
         """What followed a waiting turn: it can be judged now. The first next state stays; False
         where there is one already, the turn is no longer waiting, or `messages` is empty."""
         if not messages:
@@ -90,9 +91,8 @@ class Journal:
                 return False
             ids = turns.store_messages(db, row[0], messages)
             db.execute(
-                "UPDATE turns SET state = 'judging', next_ids = ?, changed = ? "
-                "WHERE turn_id = ? AND state = 'waiting'",
-                (codec.pack_ints(ids), now, turn_id),
+                "UPDATE turns SET state = 'judging', next_ids = ? WHERE turn_id = ?",
+                (turns.pack_ints(ids), turn_id),
             )
             return True
 
@@ -103,17 +103,17 @@ class Journal:
             "turn_id = ? AND (state IN ('waiting', 'ready') "
             "OR state = 'judging' AND (claim_worker IS NULL OR claim_until <= ?))"
         )
-        return self._end(where, (turn_id, now), reason, now) > 0
+        return self._end(where, (turn_id, now), reason) > 0
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a named counter of `outcomes().counters`."""
         with self._db.write() as db:
             turns.add_count(db, "count", name, n)
 
-    def end_session(self, session_id: str, now: float, *, owner: str | None = None) -> int:
+    def end_session(self, session_id: str, *, owner: str | None = None) -> int:
         """Nothing follows any more: drop the waiting turns of the session; how many."""
         where = "session_id = ? AND state = 'waiting' AND (? IS NULL OR owner = ?)"
-        return self._end(where, (session_id, owner, owner), "session_ended", now)
+        return self._end(where, (session_id, owner, owner), "session_ended")
 
     def heads(self, limit: int) -> list[Turn]:
         """Heads of the newest `limit` turns that were served, parents first, for `Tracker.restore`.
@@ -191,43 +191,38 @@ class Journal:
         died too often is dropped as `judge_lost`."""
         with self._db.write() as db:
             db.execute(
-                "UPDATE turns SET state = 'dropped', reason = 'judge_lost', changed = ? "
+                "UPDATE turns SET state = 'dropped', reason = 'judge_lost' "
                 "WHERE state = 'judging' AND claim_until <= ? AND attempts >= ?",
-                (now, now, MAX_ATTEMPTS),
+                (now, MAX_ATTEMPTS),
             )
             rows = db.execute(
-                "SELECT turn_id FROM turns WHERE state = 'judging' AND claim_until <= ? "
-                "AND retry_at <= ? AND turn_id NOT IN (SELECT value FROM json_each(?)) "
-                "ORDER BY created, seq LIMIT ?",
-                (now, now, json.dumps(but_not), limit),
-            ).fetchall()
-            db.executemany(
                 "UPDATE turns SET claim_worker = ?, claim_until = ?, attempts = attempts + 1 "
-                "WHERE turn_id = ?",
-                [(worker, now + lease_seconds, turn_id) for (turn_id,) in rows],
-            )
+                "WHERE seq IN (SELECT seq FROM turns WHERE state = 'judging' "
+                "AND max(claim_until, retry_at) <= ? "
+                "AND turn_id NOT IN (SELECT value FROM json_each(?)) "
+                "ORDER BY created, seq LIMIT ?) RETURNING turn_id",
+                (worker, now + lease_seconds, now, json.dumps(but_not), limit),
+            ).fetchall()
         with self._db.read() as db:
-            found = [turns.load_turn(db, turn_id) for (turn_id,) in rows]
-        return [turn for turn in found if turn is not None]
+            found = [turn for (turn_id,) in rows if (turn := turns.load_turn(db, turn_id))]
+        return sorted(found, key=lambda turn: turn.created)
 
     def extend_claims(self, worker: str, until: float) -> list[str]:
         """A slow judge is still at work: keep its claims until then. The turns it still holds."""
-        held = "state = 'judging' AND claim_worker = ?"
         with self._db.write() as db:
-            db.execute(f"UPDATE turns SET claim_until = ? WHERE {held}", (until, worker))
-            rows = db.execute(f"SELECT turn_id FROM turns WHERE {held}", (worker,))
-            return [row[0] for row in rows]
+            extend = f"UPDATE turns SET claim_until = ? WHERE {_CLAIMED} RETURNING turn_id"
+            return [row[0] for row in db.execute(extend, (until, worker))]
 
     def release_claims(self, worker: str) -> int:
         """A judge stops in good order: its turns are free at once, the attempt does not count."""
         return self._db.change(
             "UPDATE turns SET claim_worker = NULL, claim_until = 0, attempts = attempts - 1 "
-            "WHERE state = 'judging' AND claim_worker = ?",
+            f"WHERE {_CLAIMED}",
             (worker,),
         )
 
     def write_verdict(
-        self, turn_id: str, worker: str, verdict: Verdict, now: float, *, use_score: bool = True
+        self, turn_id: str, worker: str, verdict: Verdict, *, use_score: bool = True
     ) -> State | None:
         """The turn is READY, or DROPPED as `no_signal` where nothing could be learnt: no score or
         0, and no teacher value. None (and nothing changed) where the claim was lost.
@@ -252,19 +247,17 @@ class Journal:
                     )
             rewarded = use_score and bool(verdict.score)
             state = State.READY if rewarded or verdict.has_teacher else State.DROPPED
-            turns.store_verdict(db, seq, verdict, now)
+            turns.store_verdict(db, seq, verdict)
             db.execute(
-                "UPDATE turns SET state = ?, reason = ?, changed = ?, claim_worker = NULL "
-                "WHERE seq = ?",
-                (state, "" if state is State.READY else "no_signal", now, seq),
+                "UPDATE turns SET state = ?, reason = ?, claim_worker = NULL WHERE seq = ?",
+                (state, "" if state is State.READY else "no_signal", seq),
             )
             return state
 
-    def drop_claimed(self, turn_id: str, claim: str, reason: str, now: float) -> bool:
+    def drop_claimed(self, turn_id: str, claim: str, reason: str) -> bool:
         """End a turn that cannot be judged. False (and nothing changed) where the claim was
         lost: another worker may have judged the turn meanwhile."""
-        where = "turn_id = ? AND state = 'judging' AND claim_worker = ?"
-        return self._end(where, (turn_id, claim), reason, now) > 0
+        return self._end(f"turn_id = ? AND {_CLAIMED}", (turn_id, claim), reason) > 0
 
     def postpone(
         self,
@@ -284,7 +277,7 @@ class Journal:
             seq, _, attempts = row
             turns.add_count(db, "count", f"postponed:{reason}")
             if attempts >= max_attempts:
-                self._end("seq = ?", (seq,), reason, retry_at)
+                self._end("seq = ?", (seq,), reason)
                 return State.DROPPED
             db.execute(
                 "UPDATE turns SET claim_worker = NULL, claim_until = 0, retry_at = ? WHERE seq = ?",
@@ -306,30 +299,25 @@ class Journal:
                 (limit,),
             )
 
-    def lease(self, rollout_id: int, host: str, turn_ids: Iterable[str], now: float) -> bool:
+    def lease(self, rollout_id: int, host: str, turn_ids: Iterable[str]) -> bool:
         """Take ready turns for one rollout: all of them, or none and False.
 
         Raises `JournalError` while an earlier lease of this host and rollout is unfinished.
         """
         ids = list(dict.fromkeys(turn_ids))
-        if not ids:
-            return False
-        with self._db.write() as db:
+        with self._db.write():
             if rollout_id in self.leases(host):
                 raise JournalError(
                     f"rollout {rollout_id} of {host} has an unfinished lease: train it or give "
                     "it back"
                 )
-            wanted = "state = 'ready' AND turn_id IN (SELECT value FROM json_each(?))"
-            ready = db.execute(f"SELECT count(*) FROM turns WHERE {wanted}", (json.dumps(ids),))
-            if ready.fetchone()[0] != len(ids):
-                return False
-            db.execute(
-                "UPDATE turns SET state = 'leased', lease_host = ?, lease_rollout = ?, "
-                f"leased_at = ?, changed = ? WHERE {wanted}",
-                (host, rollout_id, now, now, json.dumps(ids)),
+            ready = "state = 'ready' AND turn_id IN (SELECT value FROM json_each(?3))"
+            leased = self._db.change(
+                f"UPDATE turns SET state = 'leased', lease_host = ?1, lease_rollout = ?2 "
+                f"WHERE {ready} AND (SELECT count(*) FROM turns WHERE {ready}) = ?4",
+                (host, rollout_id, json.dumps(ids), len(ids)),
             )
-            return True
+            return leased > 0
 
     def leases(self, host: str) -> dict[int, list[str]]:
         """The turns that a host has leased and neither trained nor given back, oldest first, by
@@ -344,19 +332,19 @@ class Journal:
             found.setdefault(rollout_id, []).append(turn_id)
         return found
 
-    def give_back(self, rollout_id: int, host: str, now: float) -> int:
+    def give_back(self, rollout_id: int, host: str) -> int:
         """The turns of an unfinished lease are ready again; how many."""
         return self._db.change(
-            "UPDATE turns SET state = 'ready', lease_host = NULL, lease_rollout = NULL, "
-            f"leased_at = NULL, changed = ? WHERE {_LEASED}",
-            (now, host, rollout_id),
+            "UPDATE turns SET state = 'ready', lease_host = NULL, lease_rollout = NULL "
+            f"WHERE {_LEASED}",
+            (host, rollout_id),
         )
 
-    def mark_trained(self, rollout_id: int, host: str, version: str, now: float) -> int:
+    def mark_trained(self, rollout_id: int, host: str, version: str) -> int:
         """The weights `version` have learnt from this lease; how many turns. Again: 0."""
         return self._db.change(
-            f"UPDATE turns SET state = 'trained', trained_version = ?, changed = ? WHERE {_LEASED}",
-            (version, now, host, rollout_id),
+            f"UPDATE turns SET state = 'trained', trained_version = ? WHERE {_LEASED}",
+            (version, host, rollout_id),
         )
 
     def lineage(self, turn_ids: Iterable[str]) -> list[Turn]:
@@ -365,12 +353,10 @@ class Journal:
         with self._db.read() as db:
             return turns.load_lineage(db, set(turn_ids))
 
-    def drop_leased(
-        self, rollout_id: int, host: str, turn_ids: Iterable[str], reason: str, now: float
-    ) -> int:
+    def drop_leased(self, rollout_id: int, host: str, turn_ids: Iterable[str], reason: str) -> int:
         """End turns of an unfinished lease that cannot be trained; how many there were."""
         where = f"{_LEASED} AND turn_id IN (SELECT value FROM json_each(?))"
-        return self._end(where, (host, rollout_id, json.dumps(list(turn_ids))), reason, now)
+        return self._end(where, (host, rollout_id, json.dumps(list(turn_ids))), reason)
 
     # -- the model -------------------------------------------------------------------------
 
@@ -393,7 +379,7 @@ class Journal:
                 )
             db.executemany(
                 "INSERT OR IGNORE INTO fingerprint VALUES (?, ?)",
-                [(name, codec.to_json(value)) for name, value in fingerprint.items()],
+                [(name, turns.to_json(value)) for name, value in fingerprint.items()],
             )
 
     # -- endpoints -------------------------------------------------------------------------
@@ -401,7 +387,7 @@ class Journal:
     def publish(self, role: str, url: str, info: Mapping[str, Any], now: float) -> None:
         """Say where the engine of a role (`policy`, `judge`, `prm`, `teacher`), or the `gateway`,
         is now."""
-        values = (role, url, codec.to_json(info), now)
+        values = (role, url, turns.to_json(info), now)
         self._db.change("INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, ?)", values)
 
     def endpoint(self, role: str) -> Endpoint | None:
@@ -417,7 +403,7 @@ class Journal:
     def outcomes(self) -> Outcomes:
         """Where all turns ever seen are, in one consistent view."""
         with self._db.read() as db:
-            return retention.outcomes(db)
+            return load_outcomes(db)
 
     def judged(self, recent: int) -> tuple[int, float | None]:
         """How many turns have a verdict, and the mean score of the newest `recent` scored ones."""
@@ -439,26 +425,21 @@ class Journal:
         """Delete turns with all their text; how many.
 
         `session_id`, `owner` and `older_than` (a time) are joined by "and"; `max_bytes` (of the
-        file's content) stands alone. What is named by session or owner goes at once, leased turns
-        included. By age and size what a judge or trainer holds stays, the oldest go first (by size,
-        finished ones before others), in transactions of a few dozen turns. Deleted turns that had
-        not ended count as dropped `purged`; the space is overwritten and returned to the system.
+        file's content) stands alone. What is named by session or owner goes, leased turns included.
+        By age and size what a judge or trainer holds stays, the oldest go first (by size, finished
+        ones before others). All in transactions of a few dozen turns. Deleted turns that had not
+        ended count as dropped `purged`; the space is overwritten and returned to the system.
         """
-        if session_id is not None or owner is not None:
-            with self._db.write() as db:
-                removed = retention.purge(db, session_id, owner, older_than)
-        elif older_than is not None or max_bytes is not None:
-            removed, more = 0, True
-            while more:
-                with self._db.write() as db:
-                    if older_than is not None:
-                        n = retention.purge(db, None, None, older_than, retention.CHUNK)
-                    else:
-                        n = retention.shrink(db, max_bytes or 0)
-                removed, more = removed + n, n > 0
-                time.sleep(_BREATH)
-        else:
+        what = session_id, owner, older_than, max_bytes
+        if what == (None, None, None, None):
             raise JournalError("purge needs to be told what to delete")
+        removed, more = 0, True
+        while more:
+            with self._db.write() as db:
+                n = retention.purge(db, *what)
+            removed, more = removed + n, n == retention.CHUNK
+            if more:
+                time.sleep(_BREATH)
         if removed:
             self._db.vacuum()
         return removed
@@ -475,37 +456,30 @@ class Journal:
         drop turns that waited for a next state longer than `next_state_ttl` seconds, then `purge`
         by age in seconds and by size. How many turns, by what happened."""
         late = ("state = 'waiting' AND created < ?", (now - next_state_ttl,))
-        done = {"no_next_state": self._end(*late, "no_next_state", now), "purged": 0}
+        done = {"no_next_state": self._end(*late, "no_next_state"), "purged": 0}
         if max_age is not None:
             done["purged"] += self.purge(older_than=now - max_age)
         if max_bytes is not None:
             done["purged"] += self.purge(max_bytes=max_bytes)
         return {what: n for what, n in done.items() if n}
 
-    def size(self) -> int:
-        """Bytes of content in the file, without free pages."""
-        with self._db.read() as db:
-            return retention.size(db)
-
     def changed(self) -> bool:
         """Whether anything was committed since the last call (or ever): cheap, for pollers."""
         last, self._last_state = self._last_state, self._db.state()
         return last != self._last_state
 
-    def _end(self, where: str, values: tuple[Any, ...], reason: str, now: float) -> int:
+    def _end(self, where: str, values: tuple[Any, ...], reason: str) -> int:
         if not reason:
             raise JournalError("a turn is dropped for a reason")
         return self._db.change(
-            "UPDATE turns SET state = 'dropped', reason = ?, changed = ?, claim_worker = NULL "
-            f"WHERE {where}",
-            (reason, now, *values),
+            f"UPDATE turns SET state = 'dropped', reason = ?, claim_worker = NULL WHERE {where}",
+            (reason, *values),
         )
 
 
 def _claimed(db: sqlite3.Connection, turn_id: str, worker: str) -> tuple[int, int, int] | None:
     row: tuple[int, int, int] | None = db.execute(
-        "SELECT seq, output_len, attempts FROM turns "
-        "WHERE turn_id = ? AND state = 'judging' AND claim_worker = ?",
+        f"SELECT seq, output_len, attempts FROM turns WHERE turn_id = ? AND {_CLAIMED}",
         (turn_id, worker),
     ).fetchone()
     return row

@@ -9,14 +9,13 @@ itself. A write whose future is cancelled before it began never happens.
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from openclaw_rl.errors import JournalError
 from openclaw_rl.journal.store import Journal
@@ -29,37 +28,26 @@ _GROUP_SECONDS = 0.015
 of many large ones, or other processes, waiting for the last."""
 
 
-class _Write(NamedTuple):
-    action: Callable[[Journal], Any]
-    done: Future[Any]
-
-
 class AsyncJournal:
     def __init__(self, writer: Journal, reader: Journal) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._writer, self._reader = writer, reader
+        self._waiting: deque[tuple[Callable[[Journal], Any], Future[Any]]] = deque()
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="journal-writer")
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
-        self._thread.start()
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
 
     @classmethod
-    def open(cls, path: str | Path, create: bool = True, *, durable: bool = False) -> AsyncJournal:
+    def open(cls, path: str | Path, create: bool = True) -> AsyncJournal:
         """As `Journal.open`; blocks for a moment."""
-        writer = Journal.open(path, create, durable=durable)
+        writer = Journal.open(path, create)
         return cls(writer, Journal.open(path, False))
 
     async def close(self) -> None:
         """Finish the writes that were asked for, then close. Later ones raise `JournalError`."""
-        if self._closed:
-            return
         self._closed = True
-        self._queue.put(None)
-        await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self._readers.shutdown)
-        self._writer.close()
-        self._reader.close()
+        for pool, journal in (self._writing, self._writer), (self._reading, self._reader):
+            await asyncio.to_thread(pool.shutdown)
+            journal.close()
 
     async def __aenter__(self) -> AsyncJournal:
         return self
@@ -90,7 +78,7 @@ class AsyncJournal:
         """Run `action`, which only reads, in the reader thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._readers, partial(action, self._reader, *args, **kwargs)
+            self._reading, partial(action, self._reader, *args, **kwargs)
         )
 
     def _ask(self, action: Callable[[Journal], Any]) -> Future[Any]:
@@ -98,54 +86,38 @@ class AsyncJournal:
         if self._closed:
             done.set_exception(JournalError("the journal is closed"))
         else:
-            self._queue.put(_Write(action, done))
+            self._waiting.append((action, done))
+            self._writing.submit(self._commit)
         return done
 
-    def _run(self) -> None:
-        waiting: list[_Write] = []
-        more = True
-        while more or waiting:
-            if more:
-                more = self._take(waiting)
-            del waiting[: self._commit(waiting)]
-
-    def _take(self, waiting: list[_Write]) -> bool:
-        """Add all that is asked for (at least one in all); False when nothing more will be."""
-        while not waiting or not self._queue.empty():
-            item = self._queue.get()
-            if item is None:
-                return False
-            waiting.append(item)
-        return True
-
-    def _commit(self, waiting: list[_Write]) -> int:
-        """Carry out and commit writes from the front of `waiting`, and say so; how many."""
+    def _commit(self) -> None:
+        """Carry out and commit what waits, in one transaction, and say so."""
+        if not self._waiting:
+            return  # an earlier call has done it
+        begun: list[Future[Any]] = []
         tell: list[Callable[[], None]] = []
         deadline = time.monotonic() + _GROUP_SECONDS
-        count = 0
         try:
             with self._writer.batch():
-                while count < len(waiting) and (not count or time.monotonic() < deadline):
-                    write = waiting[count]
-                    count += 1
-                    if write.done.set_running_or_notify_cancel():
-                        tell.append(self._perform(write))
+                while self._waiting and (not begun or time.monotonic() < deadline):
+                    action, done = self._waiting.popleft()
+                    if done.set_running_or_notify_cancel():
+                        begun.append(done)
+                        tell.append(self._perform(action, done))
         except Exception as error:
             # Nothing of it was kept. Where the journal was not even to be had, nobody waits longer.
-            count = count or len(waiting)
-            for write in waiting[:count]:
-                if not write.done.cancelled():
-                    write.done.set_exception(error)
-            return count
+            if not begun:
+                waiting = [self._waiting.popleft()[1] for _ in range(len(self._waiting))]
+                begun = [done for done in waiting if done.set_running_or_notify_cancel()]
+            tell = [partial(done.set_exception, error) for done in begun]
         for one in tell:
             one()
-        return count
 
-    def _perform(self, write: _Write) -> Callable[[], None]:
+    def _perform(self, action: Callable[[Journal], Any], done: Future[Any]) -> Callable[[], None]:
         """What tells the outcome of a write, when it is committed."""
         try:
             # A transaction of its own: an error in it must not leave half a write.
             with self._writer.batch():
-                return partial(write.done.set_result, write.action(self._writer))
+                return partial(done.set_result, action(self._writer))
         except Exception as error:
-            return partial(write.done.set_exception, error)
+            return partial(done.set_exception, error)

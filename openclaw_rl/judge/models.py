@@ -20,8 +20,7 @@ from openclaw_rl.engine.kinds import engine_api
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import Sample
-from openclaw_rl.journal.records import Endpoint
-from openclaw_rl.journal.store import Journal
+from openclaw_rl.journal.store import Endpoint, Journal
 from openclaw_rl.judge.client import EngineJudge, JudgeClient, OpenAIJudge
 from openclaw_rl.judge.prompts import hint_prompt, text_of, verdict_prompt
 from openclaw_rl.judge.teacher import (

@@ -274,12 +274,10 @@ class JudgeWorker:
         return await asyncio.to_thread(write, turn.turn_id, claim, *values, **more)
 
     async def _write(self, turn: Turn, verdict: Verdict, seconds: float) -> None:
-        now = self._clock()
         state = await self._under_claim(
             turn,
             self._journal.write_verdict,
-            replace(verdict, created=now),
-            now,
+            verdict,
             # A turn whose only signal has no weight would take a place in a batch for nothing.
             use_score=self._args.w_rl != 0,
         )
@@ -300,7 +298,7 @@ class JudgeWorker:
 
     async def _drop(self, turn: Turn, reason: str, why: str) -> None:
         log.warning("turn %s: %s", turn.turn_id, why)
-        await self._under_claim(turn, self._journal.drop_claimed, reason, self._clock())
+        await self._under_claim(turn, self._journal.drop_claimed, reason)
 
     def _rests(self, now: float) -> bool:
         """No rest is longer than it should be: one that seems so began before the clock was set

@@ -175,14 +175,14 @@ class Trainer:
         self.give_way()
 
     def _finish(self, rollout_id: int) -> None:
-        host, now = self.args.host_name, time.time()
+        host = self.args.host_name
         if rollout_id == self.state.rollout_id:
             for reason, ids in self.state.dropped.items():
-                self.journal.drop_leased(rollout_id, host, ids, reason, now)
-        self.journal.mark_trained(rollout_id, host, str(self.state.version), now)
+                self.journal.drop_leased(rollout_id, host, ids, reason)
+        self.journal.mark_trained(rollout_id, host, str(self.state.version))
 
     def _give_back(self, rollout_id: int) -> int:
-        return self.journal.give_back(rollout_id, self.args.host_name, time.time())
+        return self.journal.give_back(rollout_id, self.args.host_name)
 
     def _weights(self) -> dict[str, torch.Tensor]:
         from peft import get_peft_model_state_dict

@@ -90,7 +90,7 @@ def replay(
                     with journal.batch():
                         for turn in new:
                             journal.record_turn(turn)
-                            journal.set_next_state(turn.turn_id, turn.next_state or (), now)
+                            journal.set_next_state(turn.turn_id, turn.next_state or ())
             emit(f"{number} of {len(found)} · {file}: {one.describe(dry_run)}")
             total.conversations += one.conversations
             total.added += one.added

@@ -126,7 +126,7 @@ class _Wait:
             self.dropped[reason] += self.journal.drop(turn_id, reason, now)
         take = self.choice.take
         if len(take) < self.rules.batch_size or not self.journal.lease(
-            self.rollout_id, self.args.host_name, take, now
+            self.rollout_id, self.args.host_name, take
         ):
             return None  # not full, or another host was faster
         return self._build(take)
@@ -156,7 +156,7 @@ class _Wait:
             samples += own
             for turn_id, reason in misfits.items():
                 self.dropped[reason] += self.journal.drop_leased(
-                    self.rollout_id, self.args.host_name, [turn_id], reason, time.time()
+                    self.rollout_id, self.args.host_name, [turn_id], reason
                 )
         if not samples:
             # Every turn of the lease was purged or did not line up: there is nothing to step on.

@@ -102,20 +102,19 @@ class Run:
         """Publish where the engines are, see to gateway and judge, settle leases."""
         version = self._publish()
         self.services.ensure()
-        now = time.time()
         if self.start is None:
             self.start = (rollout_id, version)
             through = rollout_id - 1  # what the loaded checkpoint holds
             for leased in self.journal.leases(HOST):
                 if leased > through:
-                    n = self.journal.give_back(leased, HOST, now)
+                    n = self.journal.give_back(leased, HOST)
                     log.info("[slime] rollout %d is not in the loaded weights: %d turns given back",
                              leased, n)  # fmt: skip
         else:
             through = trained_through(self.start, version, saved_rollout(self.args))
         for leased in self.journal.leases(HOST):
             if leased <= through:
-                self.journal.mark_trained(leased, HOST, version or "", now)
+                self.journal.mark_trained(leased, HOST, version or "")
 
     def view(self, args: Any) -> Namespace:
         """`args` as the rollout package reads them."""

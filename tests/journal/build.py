@@ -77,7 +77,7 @@ def chain(length: int, session_id: str = "s1", **given: Any) -> list[Turn]:
 def judged(journal: Journal, rec: Turn, **verdict: Any) -> None:
     """Bring a turn to READY, with any field of its verdict."""
     journal.record_turn(rec)
-    assert journal.set_next_state(rec.turn_id, USER, 200.0)
+    assert journal.set_next_state(rec.turn_id, USER)
     assert [turn.turn_id for turn in journal.claim("w", 1, 201.0, 60.0)] == [rec.turn_id]
     values = Verdict(**({"score": 1.0} | verdict))
-    assert journal.write_verdict(rec.turn_id, "w", values, 202.0) is State.READY
+    assert journal.write_verdict(rec.turn_id, "w", values) is State.READY

@@ -102,7 +102,7 @@ def test_case_33_nothing_acknowledged_is_lost_and_nothing_trains_twice(fleet: Fl
         assert outcomes.trained <= len(acknowledged["trained"]) + 4 * 4
         if outcomes.leased:
             [lease] = journal.leases("h1")
-            assert journal.give_back(lease, "h1", 1.0) == outcomes.leased
+            assert journal.give_back(lease, "h1") == outcomes.leased
             assert journal.outcomes().leased == 0
 
 

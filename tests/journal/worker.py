@@ -31,7 +31,7 @@ def gateway(journal: Journal, name: str) -> None:
             )
         )
         print("recorded", turn_id, flush=True)
-        if n and journal.set_next_state(f"{name}-{n - 1}", FOLLOWS, time.time()):
+        if n and journal.set_next_state(f"{name}-{n - 1}", FOLLOWS):
             print("followed", f"{name}-{n - 1}", flush=True)
 
 
@@ -40,7 +40,7 @@ def judge(journal: Journal, name: str) -> None:
         # Claims of a killed judge must come back within the test: they last 50 ms.
         for turn in journal.claim(name, 4, time.time(), 0.05):
             score = 0.0 if turn.turn_id.endswith("7") else 1.0
-            if journal.write_verdict(turn.turn_id, name, Verdict(score=score), time.time()):
+            if journal.write_verdict(turn.turn_id, name, Verdict(score=score)):
                 print("judged", turn.turn_id, flush=True)
 
 
@@ -51,18 +51,18 @@ def trainer(journal: Journal, host: str) -> None:
         if rollout % 2:
             train(journal, host, rollout, turn_ids)
         else:
-            journal.give_back(rollout, host, time.time())
+            journal.give_back(rollout, host)
     rollout = max(rollout, int(time.time() * 1e6))  # never one that was used before
     while True:
         rollout += 1
         ids = [turn.turn_id for turn in journal.ready(4)]
-        if len(ids) == 4 and journal.lease(rollout, host, ids, time.time()):
+        if len(ids) == 4 and journal.lease(rollout, host, ids):
             print("leased", rollout, *ids, flush=True)
             train(journal, host, rollout, ids)
 
 
 def train(journal: Journal, host: str, rollout: int, ids: object) -> None:
-    if journal.mark_trained(rollout, host, "2", time.time()):
+    if journal.mark_trained(rollout, host, "2"):
         print("trained", *ids, flush=True)  # type: ignore[misc]
 
 

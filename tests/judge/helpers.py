@@ -70,7 +70,7 @@ def add_turn(
     if isinstance(next_state, str):
         next_state = [user(next_state)]
     journal.record_turn(record(turn_id, **given))
-    assert journal.set_next_state(turn_id, next_state, 200.0)
+    assert journal.set_next_state(turn_id, next_state)
 
 
 def make_args(path: Path | str | None = None, **given: Any) -> Namespace:

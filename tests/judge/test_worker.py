@@ -526,7 +526,7 @@ async def test_case_53_a_turn_that_another_one_judged_meanwhile_is_not_dropped(
         clock.now += worker_module.CLAIM_SECONDS + 1
         with Journal.open(tmp_path / "journal.db") as other:
             assert [turn.turn_id for turn in other.claim("other", 1, clock.now, 60.0)] == ["t1"]
-            other.write_verdict("t1", "other", Verdict(score=1.0), clock.now)
+            other.write_verdict("t1", "other", Verdict(score=1.0))
         raise ValueError
 
     add_turn(journal, "t1", "x")
@@ -610,7 +610,7 @@ async def test_case_53_a_worker_that_lost_its_claim_abandons_the_turn(
     await asyncio.wait_for(abandoned.wait(), 10)
     worker.stop()
     await running
-    assert journal.write_verdict("t1", "other", Verdict(score=1.0), clock.now) is State.READY
+    assert journal.write_verdict("t1", "other", Verdict(score=1.0)) is State.READY
 
 
 async def test_the_journal_is_never_waited_for_on_the_event_loop(

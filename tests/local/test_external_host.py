@@ -29,10 +29,10 @@ def judged_turn(journal: Journal, name: str, version: str, log_prob: float) -> N
         node_hash=name, created=time.time(),
     )  # fmt: skip
     journal.record_turn(rec)
-    journal.set_next_state(name, ({"role": "user", "content": "ok"},), time.time())
+    journal.set_next_state(name, ({"role": "user", "content": "ok"},))
     (turn,) = journal.claim("w", 1, time.time(), 60)
     verdict = Verdict(score=1.0 if int(name[1:]) % 2 else -1.0)
-    assert journal.write_verdict(turn.turn_id, "w", verdict, time.time()) is State.READY
+    assert journal.write_verdict(turn.turn_id, "w", verdict) is State.READY
 
 
 def info(journal: Journal, role: str) -> dict[str, Any]:

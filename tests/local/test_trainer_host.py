@@ -22,7 +22,7 @@ import torch
 from openclaw_rl.config import Config, hook_args
 from openclaw_rl.errors import ConfigError, OpenClawRLError
 from openclaw_rl.journal import Journal
-from openclaw_rl.journal.records import Endpoint
+from openclaw_rl.journal.store import Endpoint
 from openclaw_rl.local import checkpoint
 from openclaw_rl.local.cache import KVShape
 from openclaw_rl.local.host import Host, kv_tokens
@@ -107,11 +107,9 @@ def play(
         sampling={"temperature": temperature},
     )  # fmt: skip
     journal.record_turn(rec)
-    journal.set_next_state(name, ({"role": "user", "content": "ok"},), time.time())
+    journal.set_next_state(name, ({"role": "user", "content": "ok"},))
     (turn,) = journal.claim("w", 1, time.time(), 60)
-    assert journal.write_verdict(turn.turn_id, "w", Verdict(score=score), time.time()) is (
-        State.READY
-    )
+    assert journal.write_verdict(turn.turn_id, "w", Verdict(score=score)) is (State.READY)
     return name
 
 

@@ -151,20 +151,18 @@ class Books:
     def leases(self, host: str) -> dict[int, list[str]]:
         return {r: ids for (h, r), ids in sorted(self.leased.items()) if h == host}
 
-    def give_back(self, rollout_id: int, host: str, now: float) -> int:
+    def give_back(self, rollout_id: int, host: str) -> int:
         ids = self.leased.pop((host, rollout_id), [])
         self.ready = ids + self.ready
         return len(ids)
 
-    def mark_trained(self, rollout_id: int, host: str, version: str, now: float) -> int:
+    def mark_trained(self, rollout_id: int, host: str, version: str) -> int:
         ids = self.leased.pop((host, rollout_id), [])
         for turn in ids:
             self.trained.setdefault(turn, []).append(version)
         return len(ids)
 
-    def drop_leased(
-        self, rollout_id: int, host: str, turn_ids: Any, reason: str, now: float
-    ) -> int:
+    def drop_leased(self, rollout_id: int, host: str, turn_ids: Any, reason: str) -> int:
         ids = self.leased.get((host, rollout_id), [])
         ended = [t for t in ids if t in set(turn_ids)]
         self.leased[host, rollout_id] = [t for t in ids if t not in ended]

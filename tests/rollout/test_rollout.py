@@ -179,7 +179,7 @@ def test_case_29_four_of_twenty_remain_also_after_a_restart(journal: Journal, pa
         judged(journal, record(f"t{n:02}", session_id=f"s{n}", created=100.0 + n))
     args = arguments(path, 16)
     assert len(turn_ids(samples_of(generate_rollout(args, 0, None)))) == 16
-    assert journal.mark_trained(0, "h", "2", 300.0) == 16
+    assert journal.mark_trained(0, "h", "2") == 16
     waiting = Background(args, 1)  # the next batch is not full
     waiting.stop.set()
     assert waiting.result().samples == []
@@ -330,13 +330,13 @@ def test_case_33_an_unfinished_lease_is_taken_up_again(journal: Journal, path: P
     assert [sample.index for sample in again] == [sample.index for sample in before]
     other = samples_of(generate_rollout(args, 6, None))
     assert not set(turn_ids(other)) & set(turn_ids(before))
-    assert journal.give_back(5, "h", 300.0) == 2
+    assert journal.give_back(5, "h") == 2
     assert journal.outcomes().ready == 2
 
 
 def test_case_30_a_lease_with_nothing_left_to_train_makes_no_step(journal: Journal, path: Path):
     judged(journal, record("gone", session_id="s1"))
-    assert journal.lease(0, "h", ["gone"], 300.0)
+    assert journal.lease(0, "h", ["gone"])
     # Damage that only a fault elsewhere could do: the log-probs of a leased turn are cut short.
     with journal._db.write() as db:
         db.execute("UPDATE payloads SET output_logprobs = x'00000000'")

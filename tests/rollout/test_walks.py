@@ -68,7 +68,7 @@ def ready(served: World) -> dict[str, Turn]:
     while claimed := served.journal.claim("w", 64, 1e12, 60.0):
         for turn in claimed:
             verdict = Verdict(score=1.0)
-            assert served.journal.write_verdict(turn.turn_id, "w", verdict, 1e12) is State.READY
+            assert served.journal.write_verdict(turn.turn_id, "w", verdict) is State.READY
     return {turn.turn_id: turn for turn in served.turns() if turn.state is State.READY}
 
 

@@ -116,7 +116,7 @@ def test_each_step_has_as_many_rollouts_as_slime_counts(run, path: Path, seed: i
 def test_a_short_lease_that_is_taken_up_again_is_spread_over_the_steps(run, path: Path):
     ready(path, 3)
     with Journal.open(path) as journal:
-        assert journal.lease(0, HOST, ["t0", "t1", "t2"], 300.0)
+        assert journal.lease(0, HOST, ["t0", "t1", "t2"])
     args = run(4, global_batch_size=2)
     Run.of(args).start = (0, "1")  # not the first call: the lease is this run's own
     samples = flat(generate_rollout(args, 0, None))
