@@ -16,18 +16,18 @@ from typing import Any
 
 from openclaw_rl.types import Turn
 
-_OFF: Mapping[str, Any] = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "min_new_tokens": 0,
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "min_new_tokens": (0,),
+    **dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag"), ({}, "")),
 }
-"""Parameters that change the distribution unless they have this value. `top_k` has several."""
-
-_ALWAYS_ON = ("logit_bias", "json_schema", "regex", "ebnf", "structural_tag")
-"""Parameters that change it wherever they are given: biases and grammars."""
+"""Parameters that change the distribution: penalties, cuts, biases and grammars; and the values
+with which they do not (None is one of each)."""
 
 _SAME_TEMPERATURE = 1e-6
 
@@ -64,20 +64,18 @@ def choose(ready: Iterable[Turn], rules: Rules, version: str | None) -> Choice:
     drop: dict[str, str] = {}
     offered: Counter[tuple[str, str]] = Counter()
     for turn in sorted(ready, key=_age_order):
-        reason = unfit(turn, rules, version)
-        if reason is None:
-            session = (turn.owner, turn.session_id)
-            offered[session] += 1
-            # How far beyond its session's share this turn is: these places are filled last, evenly.
-            ranked.append((max(0, offered[session] - rules.session_cap), turn))
-        else:
+        if (reason := unfit(turn, rules, version)) is not None:
             drop[turn.turn_id] = reason
+            continue
+        offered[turn.owner, turn.session_id] += 1
+        # How far beyond its session's share this turn is: these places are filled last, evenly.
+        beyond = offered[turn.owner, turn.session_id] - rules.session_cap
+        ranked.append((max(0, beyond), turn))
     ranked.sort(key=lambda one: one[0])  # stable: older ones first
     take = sorted((turn for _, turn in ranked[: rules.batch_size]), key=_age_order)
-    held = Counter(
-        "session_share" if beyond else "next_batch" for beyond, _ in ranked[rules.batch_size :]
-    )
-    return Choice(tuple(turn.turn_id for turn in take), drop, dict(held))
+    rest = ranked[rules.batch_size :]
+    held = Counter("session_share" if beyond else "next_batch" for beyond, _ in rest)
+    return Choice(tuple(turn.turn_id for turn in take), drop, held)
 
 
 def _age_order(turn: Turn) -> tuple[float, str]:
@@ -99,15 +97,10 @@ def unfit(turn: Turn, rules: Rules, version: str | None) -> str | None:
 def sampled_as_trained(sampling: Mapping[str, Any], temperature: float | None) -> bool:
     """Whether the trainer computes log-probs of the distribution that a turn was sampled from.
 
-    It does so from the logits divided by a temperature: `temperature`, or (None) the turn's own.
-    Penalties, cuts (top-p, top-k, min-p), biases and grammars are not in it, and at temperature 0
-    there is no distribution.
+    It does so from the logits divided by a temperature: `temperature`, or (None) the turn's own;
+    at temperature 0 there is no distribution.
     """
-    if any(sampling.get(name) for name in _ALWAYS_ON):
-        return False
-    if any(sampling.get(name, off) not in (off, None) for name, off in _OFF.items()):
-        return False
-    if (sampling.get("top_k") or -1) > 0:
+    if any(sampling.get(name) not in (None, *same) for name, same in _HARMLESS.items()):
         return False
     own = sampling.get("temperature")
     own = 1.0 if own is None else float(own)

@@ -84,6 +84,7 @@ class _Wait:
 
     def __init__(self, args: Namespace, rollout_id: int, journal: Journal) -> None:
         self.args, self.rollout_id, self.journal = args, rollout_id, journal
+        self.lease = rollout_id, args.host_name
         self.rules = Rules(
             batch_size=args.rollout_batch_size,
             session_share=args.session_share,
@@ -121,13 +122,10 @@ class _Wait:
     def _try(self) -> RolloutFnTrainOutput | None:
         ready = self.journal.ready()
         self.choice = choose(ready, self.rules, self._version(ready))
-        now = time.time()
         for turn_id, reason in self.choice.drop.items():
-            self.dropped[reason] += self.journal.drop(turn_id, reason, now)
+            self.dropped[reason] += self.journal.drop(turn_id, reason, time.time())
         take = self.choice.take
-        if len(take) < self.rules.batch_size or not self.journal.lease(
-            self.rollout_id, self.args.host_name, take
-        ):
+        if len(take) < self.rules.batch_size or not self.journal.lease(*self.lease, take):
             return None  # not full, or another host was faster
         return self._build(take)
 
@@ -142,6 +140,7 @@ class _Wait:
         lineage = self.journal.lineage(turn_ids)
         leased = [turn for turn in lineage if turn.turn_id in set(turn_ids)]
         samples: list[Sample] = []
+        unfit: dict[str, str] = {}
         per_step = max(1, math.ceil(len(leased) / self.args.segment_steps))
         for step, begin in enumerate(range(0, len(leased), per_step)):
             own, misfits = build_samples(
@@ -154,19 +153,16 @@ class _Wait:
             for sample in own:
                 sample.metadata["step"] = step
             samples += own
-            for turn_id, reason in misfits.items():
-                self.dropped[reason] += self.journal.drop_leased(
-                    self.rollout_id, self.args.host_name, [turn_id], reason
-                )
+            unfit |= misfits
+        for turn_id, reason in unfit.items():
+            self.dropped[reason] += self.journal.drop_leased(*self.lease, [turn_id], reason)
         if not samples:
             # Every turn of the lease was purged or did not line up: there is nothing to step on.
             log.warning("[rollout] %d: nothing of the batch can be trained", self.rollout_id)
             self.journal.count("empty_batches")
             return None
-        used = {turn["turn_id"] for sample in samples for turn in sample.metadata["turns"]}
-        metrics = self._metrics(
-            samples, [turn for turn in leased if turn.turn_id in used], distinct_tokens(lineage)
-        )
+        used = [turn for turn in leased if turn.turn_id not in unfit]
+        metrics = self._metrics(samples, used, distinct_tokens(lineage))
         return RolloutFnTrainOutput([[sample] for sample in samples], metrics)
 
     def _metrics(
@@ -176,25 +172,19 @@ class _Wait:
         verdicts = [turn.verdict for turn in turns if turn.verdict is not None]
         version = self._version(turns)
         ages = [old for turn in turns if (old := age(turn, version)) is not None]
-        total = sum(len(sample.tokens) for sample in samples)
         metrics: dict[str, float] = {
             "turns": len(turns),
             "samples": len(samples),
-            "sessions": len(sessions),
             "largest_session_share": max(sessions.values()) / len(turns),
             "reward_mean": fmean(verdict.score or 0.0 for verdict in verdicts),
             "hint_share": fmean(bool(verdict.hint) for verdict in verdicts),
             "teacher_share": fmean(verdict.has_teacher for verdict in verdicts),
             "off_policy_share": fmean(turn.off_policy for turn in turns),
-            "truncated_share": fmean(turn.truncated for turn in turns),
-            "age_seconds_mean": time.time() - fmean(turn.created for turn in turns),
             "tokens_trained": sum(turn.output_len for turn in turns),
-            "tokens_total": total,
-            "tokens_per_distinct": total / max(distinct, 1),
+            "tokens_per_distinct": sum(len(s.tokens) for s in samples) / max(distinct, 1),
+            **({"age_versions_max": max(ages)} if ages else {}),
+            **{f"dropped_{reason}": n for reason, n in self.dropped.items()},
+            **{f"held_{reason}": n for reason, n in self.choice.held.items()},
+            **{f"outcomes/{state}": n for state, n in self.journal.outcomes().states().items()},
         }
-        if ages:
-            metrics |= {"age_versions_mean": fmean(ages), "age_versions_max": max(ages)}
-        metrics |= {f"dropped_{reason}": n for reason, n in self.dropped.items()}
-        metrics |= {f"held_{reason}": n for reason, n in self.choice.held.items()}
-        metrics |= {f"outcomes/{state}": n for state, n in self.journal.outcomes().states().items()}
         return {f"rollout/{name}": value for name, value in metrics.items()}

@@ -9,7 +9,7 @@ left out and named with its reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from openclaw_rl.hooks import Sample
@@ -32,19 +32,12 @@ def build_samples(
     first token, is left out as `too_long`; those before it make a segment that ends where the last
     of them does.
     """
-    misfits: dict[str, str] = {}
-    fitting: dict[str, Verdict] = {}
-    for turn in lineage:
-        if turn.turn_id not in wanted:
-            continue
-        if (reason := _misfit(turn, max_tokens)) is not None:
-            misfits[turn.turn_id] = reason
-        elif turn.verdict is not None:
-            fitting[turn.turn_id] = turn.verdict
+    found = [turn for turn in lineage if turn.turn_id in wanted]
+    misfits = {t.turn_id: reason for t in found if (reason := _misfit(t, max_tokens))}
+    fitting = {turn.turn_id: _verdict(turn) for turn in found if turn.turn_id not in misfits}
     teachers = [verdict.teacher_log_probs or () for verdict in fitting.values()]
     with_teacher = any(math.isfinite(value) for values in teachers for value in values)
-    candidates = [verdict.teacher_topk for verdict in fitting.values() if verdict.teacher_topk]
-    k = max((topk.width for topk in candidates), default=0)
+    k = max((v.teacher_topk.width for v in fitting.values() if v.teacher_topk), default=0)
     samples: list[Sample] = []
     for segment in build_segments(lineage, fitting):
         tokens = tokens_of(segment[-1].turn_id)
@@ -56,8 +49,7 @@ def build_samples(
             else:
                 misfits[turn.turn_id] = "misaligned"
         if turns:
-            number = first_index + len(samples)
-            samples.append(_sample(tokens, turns, fitting, number, with_teacher, k))
+            samples.append(_sample(tokens, turns, first_index + len(samples), with_teacher, k))
     return samples, misfits
 
 
@@ -69,29 +61,24 @@ def distinct_tokens(lineage: Sequence[Turn]) -> int:
     return sum(turn.prompt_len + turn.output_len for turn in lineage) - shared
 
 
+def _verdict(turn: Turn) -> Verdict:
+    return turn.verdict or Verdict()
+
+
 def _misfit(turn: Turn, max_tokens: int | None) -> str | None:
     """The journal has checked the lengths already; this is the last look before training."""
-    length = len(turn.output_ids)
-    verdict = turn.verdict
-    if verdict is None:
-        return "verdict_missing"
-    sampled = 0 if turn.off_policy else length
+    length, verdict = len(turn.output_ids), _verdict(turn)
+    topk, sampled = verdict.teacher_topk, 0 if turn.off_policy else length
     if not sampled == len(turn.output_logprobs) == len(turn.output_versions):
         return "misaligned"
-    topk = verdict.teacher_topk
-    for values in (verdict.teacher_log_probs, None if topk is None else topk.ids):
+    for values in (verdict.teacher_log_probs, topk.ids if topk else None):
         if values is not None and len(values) != length:
             return "misaligned"
     return "too_long" if max_tokens and turn.prompt_len + length > max_tokens else None
 
 
 def _sample(
-    tokens: list[int],
-    turns: Sequence[Turn],
-    verdicts: Mapping[str, Verdict],
-    index: int,
-    with_teacher: bool,
-    k: int,
+    tokens: list[int], turns: Sequence[Turn], index: int, with_teacher: bool, k: int
 ) -> Sample:
     """`k`: how many of a teacher's candidates a token has, 0 for none."""
     leaf, begin = turns[-1], turns[0].prompt_len
@@ -105,7 +92,7 @@ def _sample(
     values = [[math.nan] * k for _ in mask]
     about = []
     for turn in turns:
-        verdict = verdicts[turn.turn_id]
+        verdict = _verdict(turn)
         start = turn.prompt_len - begin
         end = start + turn.output_len
         mask[start:end] = [1] * turn.output_len
@@ -116,7 +103,7 @@ def _sample(
             for at in range(turn.output_len):
                 ids[start + at][: topk.width] = topk.ids[at]
                 values[start + at][: topk.width] = topk.log_probs[at]
-        about.append(_about(turn, verdict, start, end))
+        about.append(_about(turn, start, end))
     metadata: dict[str, Any] = {"turns": about, "session_id": leaf.session_id}
     if k:
         metadata["topk"] = TopK(ids, values)
@@ -137,9 +124,9 @@ def _sample(
     )
 
 
-def _about(turn: Turn, verdict: Verdict, start: int, end: int) -> dict[str, Any]:
+def _about(turn: Turn, start: int, end: int) -> dict[str, Any]:
     """What `metadata["turns"]` says of a turn; `temperature` None: it was not sampled here."""
-    temperature = turn.sampling.get("temperature")
+    verdict, temperature = _verdict(turn), turn.sampling.get("temperature")
     return {
         "turn_id": turn.turn_id,
         "start": start,

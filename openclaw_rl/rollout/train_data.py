@@ -42,14 +42,13 @@ def turn_ranges(data: Mapping[str, Any], temperature: float = 1.0) -> list[TurnR
     for i, (mask, named) in enumerate(zip(data["loss_masks"], of_sample, strict=True)):
         whole = {"start": 0, "end": len(mask), "reward": data["rewards"][i]}
         for turn in [whole] if named is None else named:
-            start, end = turn["start"], turn["end"]
+            start, end, at = turn["start"], turn["end"], turn.get("temperature")
             if not 0 <= start <= end <= len(mask):
                 raise HookError(
                     f"a turn at [{start}, {end}) is outside a response of {len(mask)} tokens"
                 )
             if own := sum(mask[start:end]):
                 tokens = data["rollout_mask_sums"][i] if named is None else own
-                at = turn.get("temperature")
                 found.append(
                     TurnRange(
                         sample=i,

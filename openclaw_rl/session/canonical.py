@@ -66,6 +66,8 @@ class Step:
     digest: str = ""
     node: str = ""
     empty: str = ""
+    size: int = field(default=0, compare=False)
+    """About how many characters it takes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ class History:
     system_hash: str
     request_hash: str
     history_hash: str
+
+    @property
+    def size(self) -> int:
+        """About how many characters it takes in memory."""
+        return sum(step.size for step in self.steps)
 
 
 def text_of(message: Message) -> str:
@@ -155,7 +162,8 @@ def _read_on(messages: Sequence[Message], known: Sequence[Step]) -> list[Step]:
             empty = f"{chain}."
             if message.get("role") == "assistant":
                 node = f"{chain}.{count}-{first[:16]}-{own[:16]}"
-        steps.append(Step(end, trace, own, node, empty))
+        size = sum(100 + len(v if isinstance(v, str) else str(v)) for v in message.values())
+        steps.append(Step(end, trace, own, node, empty, size))
     return steps
 
 

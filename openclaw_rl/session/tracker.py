@@ -14,7 +14,7 @@ Pure: no I/O, no clock (the caller passes `now`). Not thread-safe; one event loo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -87,7 +87,7 @@ class Tracker:
         self._namers: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
         self._tool_sessions: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
         self._followed: LRUCache[str | None, bool] = LRUCache(max_turns)
-        self._readings: LRUCache[Any, History] = LRUCache(_READ_CHARS, getsizeof=_chars)
+        self._readings: LRUCache[Any, History] = LRUCache(_READ_CHARS, lambda history: history.size)
 
     @property
     def turns(self) -> int:
@@ -252,10 +252,6 @@ class Tracker:
     ) -> Mapping[int, str]:
         """Which turn made which assistant message; the parent's own ancestors come first."""
         ancestors: set[str] = set()
-        turn = parent
-        while turn is not None and turn.turn_id not in ancestors:
-            ancestors.add(turn.turn_id)
-            turn = self._tree.turn(turn.parent_id)
         known: dict[int, str] = {}
         for mark in history.marks:
             if not mark.node:
@@ -263,10 +259,21 @@ class Tracker:
             found = self._tree.by_history(owner, mark.node, session_id) or self._tree.by_similarity(
                 owner, session_id, mark.node
             )
-            if found:
-                own = min(found, key=lambda turn: turn.turn_id not in ancestors)
-                known[mark.end - 1] = own.turn_id
+            turn = next(iter(found), None)
+            if len(found) > 1:  # rare: the ancestors are looked up only then
+                ancestors = ancestors or set(self._chain(parent))
+                turn = min(found, key=lambda turn: turn.turn_id not in ancestors)
+            if turn is not None:
+                known[mark.end - 1] = turn.turn_id
         return known
+
+    def _chain(self, turn: Turn | None) -> Iterator[str]:
+        """The turn and its ancestors, as far as they are known."""
+        seen: set[str] = set()
+        while turn is not None and turn.turn_id not in seen:
+            seen.add(turn.turn_id)
+            yield turn.turn_id
+            turn = self._tree.turn(turn.parent_id)
 
     # -- main or side -------------------------------------------------------------------------
 
@@ -377,9 +384,3 @@ def _says_retry(headers: Mapping[str, str]) -> bool:
 
 def _program(view: RequestView) -> tuple[str, str]:
     return view.owner, view.headers.get("user-agent", "")
-
-
-def _chars(history: History) -> int:
-    """About how much memory a history takes."""
-    values = [value for message in history.messages for value in message.values()]
-    return sum(100 + len(value if isinstance(value, str) else str(value)) for value in values)
