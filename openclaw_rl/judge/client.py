@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.types import Engine, collect
-from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+from openclaw_rl.errors import EngineError, EngineRefused, EngineUnavailable
 
 Prompt = Sequence[Mapping[str, str]]
 
@@ -37,8 +37,7 @@ class Completion:
 
 def is_overflow(error: EngineError) -> bool:
     """Whether the endpoint refused because the prompt does not fit."""
-    refused = isinstance(error, EngineRefused) and "too long" in str(error)
-    return refused or isinstance(error, ContextOverflow)
+    return isinstance(error, EngineRefused) and "too long" in str(error)
 
 
 class EngineJudge:
@@ -87,6 +86,10 @@ class EngineJudge:
         return text, self._chat.encode(text)
 
 
+_NAMED_BY = {"max_tokens": "max_completion_tokens", "temperature": "temperature"}
+"""Words by which an endpoint says what it does not take; any other refusal may be the schema's."""
+
+
 class OpenAIJudge:
     """A model at an OpenAI-compatible address (`https://host`, `https://host/v1`, or the full path
     of its chat completions)."""
@@ -103,33 +106,37 @@ class OpenAIJudge:
         )
         self._openai.organization = self._openai.project = None  # not those of the environment
         self._errors, self._model = openai, model or openai.omit
-        self._use_schema = self._use_temperature = True
-        self._limit_name = "max_tokens"
+        self._refused: set[str] = set()
+        """What the endpoint does not take."""
 
     async def complete(
         self, prompt: Prompt, *, schema: Mapping[str, Any], temperature: float, max_tokens: int
     ) -> Completion:
-        """Raises `EngineError`."""
+        """Content only: reasoning in a field of its own is not read. Raises `EngineError`."""
+        named = {"name": "verdict", "strict": True, "schema": schema}
+        wanted = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "response_format": {"type": "json_schema", "json_schema": named},
+        }
         while True:
-            options: dict[str, Any] = {self._limit_name: max_tokens}
-            if self._use_temperature:
-                options["temperature"] = temperature
-            if self._use_schema:
-                named = {"name": "verdict", "strict": True, "schema": schema}
-                options["response_format"] = {"type": "json_schema", "json_schema": named}
+            sent: dict[str, Any] = {k: v for k, v in wanted.items() if k not in self._refused}
+            if "max_tokens" not in sent:
+                sent["max_completion_tokens"] = max_tokens
             try:
-                return await self._complete(prompt, options)
+                return await self._complete(prompt, sent)
             except self._errors.APIStatusError as error:
                 status, text = error.status_code, error.response.text.lower()
             if status in (408, 409, 425, 429) or status >= 500:
                 raise EngineUnavailable(f"the judge is not ready (status {status})")
             if any(word in text for word in _OVERFLOW_WORDS) and "max_completion" not in text:
                 raise EngineRefused(400, "prompt is too long for the judge")
-            if status not in (400, 422) or not self._give_up(text, options):
+            given_up = [k for k in wanted if k in sent and _NAMED_BY.get(k, "") in text]
+            if status not in (400, 422) or not given_up:
                 raise EngineRefused(status, f"the judge refused the request (status {status})")
+            self._refused.add(given_up[0])
 
     async def _complete(self, prompt: Prompt, options: Mapping[str, Any]) -> Completion:
-        """Content only: reasoning that comes in a field of its own is not read at all."""
         messages: Any = list(prompt)
         model: Any = self._model
         try:
@@ -143,21 +150,6 @@ class OpenAIJudge:
             raise EngineUnavailable(f"the judge cannot be reached ({kind})") from None
         except (ValueError, AttributeError, TypeError, IndexError):
             raise EngineUnavailable("the judge's answer is not a chat completion") from None
-
-    def _give_up(self, text: str, sent: Mapping[str, Any]) -> bool:
-        """Leave out, for good, what the endpoint does not take; False if there is nothing more.
-
-        Compared with what was `sent`: another vote may have learnt the same meanwhile.
-        """
-        if "max_completion_tokens" in text and "max_tokens" in sent:
-            self._limit_name = "max_completion_tokens"
-        elif "temperature" in text and "temperature" in sent:
-            self._use_temperature = False
-        elif "response_format" in sent:
-            self._use_schema = False
-        else:
-            return False
-        return True
 
     async def close(self) -> None:
         await self._openai.close()

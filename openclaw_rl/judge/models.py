@@ -22,16 +22,10 @@ from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal.store import Endpoint, Journal
 from openclaw_rl.judge.client import EngineJudge, JudgeClient, OpenAIJudge
-from openclaw_rl.judge.prompts import hint_prompt, text_of, verdict_prompt
-from openclaw_rl.judge.teacher import (
-    TeacherValues,
-    response_ids,
-    score_with_hint,
-    teacher_list,
-    values_over_top_k,
-)
-from openclaw_rl.judge.votes import HINT_SCHEMA, VERDICT_SCHEMA, Vote, ask
-from openclaw_rl.types import TopK, Turn
+from openclaw_rl.judge.prompts import HINT, VERDICT, Question, text_of
+from openclaw_rl.judge.teacher import TeacherValues, teach
+from openclaw_rl.judge.votes import Vote, ask
+from openclaw_rl.types import Turn
 
 Role = Literal["prm", "judge", "teacher"]
 
@@ -61,21 +55,20 @@ class Models:
         self._places: dict[Role, Endpoint] = {}
         """Where each role was found last."""
         self._engines: dict[Role, EngineClient] = {}
-        self._clients: dict[tuple[Role, str], JudgeClient] = {}
+        self._clients: dict[Role, JudgeClient] = {}
         self._open: list[Any] = []
         self.counters: Counter[str] = Counter()
 
-    def count(self, name: str, n: int = 1) -> None:
-        self.counters[name] += n
+    def count(self, name: str) -> None:
+        self.counters[name] += 1
 
     async def verdicts(self, sample: Sample) -> list[Vote]:
         """`args.prm_m` votes of the PRM on the reply. Raises `EngineError`."""
-        m = self._args.prm_m
-        return await self._votes("prm", sample, verdict_prompt, VERDICT_SCHEMA, m)
+        return await self._votes("prm", sample, VERDICT, self._args.prm_m)
 
     async def hints(self, sample: Sample) -> list[Vote]:
         """Votes of the judge, with hints: as many as may be tried. Raises `EngineError`."""
-        return await self._votes("judge", sample, hint_prompt, HINT_SCHEMA, self.max_hints)
+        return await self._votes("judge", sample, HINT, self.max_hints)
 
     @property
     def max_hints(self) -> int:
@@ -83,49 +76,24 @@ class Models:
         return int(self._args.opd_hints) if self._args.opd_top_k else 1
 
     async def teach(self, sample: Sample, hints: Sequence[str]) -> TeacherValues | None:
-        """What the teacher says of the response with one of `hints` in view; None where it says
-        nothing that could be learnt from, counted. Raises `EngineUnavailable`.
-
-        With `args.opd_top_k` the hint is chosen by the candidates of policy and teacher.
-        """
-        k = int(self._args.opd_top_k)
+        """What the teacher says of the response with one of `hints` in view (`judge.teacher`); None
+        where it says nothing that could be learnt from. Raises `EngineUnavailable`."""
+        args = self._args
         await self._find("teacher")
-        engine, chat = self._engine("teacher"), await self._tokenizer(self._args.hf_checkpoint)
-        asked = [
-            score_with_hint(engine, chat, sample, hint, top=teacher_list(k), count=self.count)
-            for hint in hints
-        ]
+        engine, chat = self._engine("teacher"), await self._tokenizer(args.hf_checkpoint)
         try:
-            async with asyncio.timeout(self._args.judge_timeout * TEACHER_SHARE):
-                found = await asyncio.gather(*asked, return_exceptions=True)
+            async with asyncio.timeout(args.judge_timeout * TEACHER_SHARE):
+                return await teach(
+                    engine,
+                    chat,
+                    sample,
+                    hints,
+                    k=args.opd_top_k,
+                    subset=args.opd_subset,
+                    count=self.count,
+                )
         except TimeoutError:
             raise EngineUnavailable("the teacher took too long") from None
-        scored = {}
-        for hint, scores in zip(hints, found, strict=True):
-            if isinstance(scores, BaseException):
-                raise scores
-            if scores is not None:
-                scored[hint] = scores
-        if not scored:
-            return None
-        if k == 0:
-            hint, scores = next(iter(scored.items()))
-            return TeacherValues(hint, scores.log_probs)
-        recorded, response = sample.metadata.get("student_topk"), response_ids(sample)
-        values = values_over_top_k(
-            scored,
-            None if recorded is None else TopK.of_mapping(recorded, len(response)),
-            response,
-            k=k,
-            subset=self._args.opd_subset,
-        )
-        if values is None:
-            self.count("teacher_topk_none" if recorded is not None else "teacher_topk_no_policy")
-        else:
-            self.count("teacher_topk_candidates", k * len(response))
-            if values.unknown:
-                self.count("teacher_topk_unknown", values.unknown)
-        return values
 
     async def response_text(self, turn: Turn) -> str:
         """The reply as the model wrote it; its message's text where no model is configured."""
@@ -140,14 +108,11 @@ class Models:
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _votes(
-        self, role: Role, sample: Sample, prompt: Any, schema: Mapping[str, Any], m: int
-    ) -> list[Vote]:
+    async def _votes(self, role: Role, sample: Sample, question: Question, m: int) -> list[Vote]:
         return await ask(
             await self._client(role),
             sample,
-            prompt,
-            schema,
+            question,
             m=m,
             temperature=self._of(role, "temperature"),
             seconds=self._args.judge_timeout * VOTES_SHARE,
@@ -179,17 +144,15 @@ class Models:
 
     async def _client(self, role: Role) -> JudgeClient:
         url, model = (await self._find(role)).url, self._of(role, "model")
-        elsewhere = self._of(role, "url") and is_openai(url, model)
-        name = (role, url if elsewhere else "")
-        if name in self._clients:
-            return self._clients[name]
-        if elsewhere:
-            client = OpenAIJudge(url, model, self._of(role, "api_key"))
-            self._open.append(client)
-            return self._clients.setdefault(name, client)
-        path = self._of(role, "model_path") or self._args.hf_checkpoint
-        chat = await self._tokenizer(path)
-        return self._clients.setdefault(name, EngineJudge(self._engine(role), chat))
+        if role not in self._clients:
+            if self._of(role, "url") and is_openai(url, model):
+                self._clients[role] = OpenAIJudge(url, model, self._of(role, "api_key"))
+                self._open.append(self._clients[role])
+            else:
+                path = self._of(role, "model_path") or self._args.hf_checkpoint
+                chat = await self._tokenizer(path)
+                self._clients.setdefault(role, EngineJudge(self._engine(role), chat))
+        return self._clients[role]
 
     def _engine(self, role: Role) -> EngineClient:
         if role not in self._engines:

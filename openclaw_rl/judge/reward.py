@@ -114,7 +114,7 @@ def read_reward(result: Any, response_length: int, reward_key: str | None = None
         wanted = f"{reward_key!r} or 'score'" if reward_key else "'score'"
         raise BadReward("reward_invalid", f"the reward is a dict without {wanted}")
     hint = result.get("hint")
-    if hint is not None and not isinstance(hint, str):
+    if not isinstance(hint, str | None):
         raise BadReward("reward_invalid", f"the hint is {type(hint).__name__}, not text")
     return Verdict(
         score=_number(result.get(key)),
@@ -125,47 +125,44 @@ def read_reward(result: Any, response_length: int, reward_key: str | None = None
     )
 
 
+_NOT_NUMBERS = (TypeError, ValueError, KeyError, OverflowError, RuntimeError)
+"""What reading somebody's numbers, lists or tensors may raise."""
+
+
 def _number(value: Any) -> float | None:
     """A score; None says "no opinion". Tensors and numpy numbers of one element are numbers."""
     if value is None:
         return None
     try:
         number = None if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except _NOT_NUMBERS:
         number = None
-    if number is None:
-        kind = type(value).__name__
-        raise BadReward("reward_invalid", f"the score is {kind}, not a number")
-    if not math.isfinite(number):
-        raise BadReward("reward_nan", "the score is not a finite number")
+    if number is None or not math.isfinite(number):
+        reason = "reward_invalid" if number is None else "reward_nan"
+        raise BadReward(reason, f"the score ({type(value).__name__}) is not a finite number")
     return number
 
 
 def _log_probs(values: Any, length: int) -> list[float] | None:
+    """A value for each token, NaN where the teacher has none."""
     if values is None:
         return None
     try:
-        # A value that is missing (None) is "no teacher for this token", as NaN is.
         numbers = [math.nan if value is None else float(value) for value in values]
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise BadReward("reward_invalid", "teacher_log_probs is not a list of numbers") from None
+    except _NOT_NUMBERS:
+        numbers = []
     if len(numbers) != length:
-        raise BadReward(
-            "reward_invalid", f"{len(numbers)} teacher_log_probs for {length} response tokens"
-        )
+        raise BadReward("reward_invalid", f"teacher_log_probs is not a list of {length} numbers")
     return [value if math.isfinite(value) else math.nan for value in numbers]
 
 
 def _topk(value: Any, length: int) -> TopK | None:
-    if value is None:
-        return None
     try:
-        topk = TopK.of_mapping(value, length)
-    except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
-        # The words of other errors are not ours: they may quote what was given.
-        why = str(error) if type(error) is ValueError else "no lists of ids and log_probs"
-        raise BadReward("reward_invalid", f"teacher_topk: {why}") from None
-    return topk if topk.known else None
+        topk = None if value is None else TopK.of_mapping(value, length)
+    except _NOT_NUMBERS:
+        what = f"no lists of ids and log_probs for {length} tokens"
+        raise BadReward("reward_invalid", f"teacher_topk: {what}") from None
+    return topk if topk is not None and topk.known else None
 
 
 def where_of(error: BaseException) -> str:

@@ -3,9 +3,9 @@ several hints, which one teaches.
 
 Guarantees: the teacher sees the same messages, tools and template arguments as the policy did,
 with the hint at the end of the last user message. Every log-prob is one that the teacher gave for
-that token under the chosen hint; where it gave none, the candidate is left out (id -1, log-prob
-NaN) and counted, never guessed. Ties go to the hint named first. A teacher that is away raises
-`EngineUnavailable`; one that cannot hold the turn gives None, and a counter says why.
+that token under the chosen hint; a candidate to which it gave none is left out, never guessed.
+Ties go to the hint named first. A teacher that is away raises `EngineUnavailable`; one that cannot
+hold the turn gives None, and a counter says why.
 
 Source of the choice: OpenClaw-RL (arXiv 2603.10165 v2): hints are chosen by how far the likeliest
 tokens of the hinted teacher and those of the policy overlap. A hint under which the teacher would
@@ -27,17 +27,18 @@ from openclaw_rl.judge.client import is_overflow
 from openclaw_rl.judge.prompts import defuse
 from openclaw_rl.types import Message, TopK
 
+Subset = Literal["student", "teacher", "overlap"]
+"""Whose candidates are learnt from."""
+
 
 @dataclass(frozen=True, slots=True)
 class TeacherValues:
     """Natural-log probability of each token of a reply with `hint` in view (temperature 1), and
-    over the top K those of the candidates. `unknown`: how many of the policy's candidates have no
-    log-prob of the teacher's."""
+    over the top K those of the candidates."""
 
     hint: str
     log_probs: Sequence[float]
     topk: TopK | None = None
-    unknown: int = 0
 
 
 def teacher_list(k: int) -> int:
@@ -60,43 +61,60 @@ def hinted_messages(messages: Sequence[Message], hint: str) -> list[dict[str, An
     return None
 
 
-async def score_with_hint(
+async def teach(
     engine: Engine,
     chat: ChatTokenizer,
     sample: Sample,
-    hint: str,
+    hints: Sequence[str],
     *,
-    top: int,
+    k: int,
+    subset: Subset,
     count: Callable[[str], None],
-) -> Scores | None:
-    """The teacher's log-prob of each response token after the hinted prompt, and the `top`
-    likeliest tokens in the place of each. `chat` is the *policy's* tokenizer and template.
-
-    Raises `EngineUnavailable`.
+) -> TeacherValues | None:
+    """What the teacher says of the response with one of `hints` in view: of the sampled tokens
+    under the first, or, with `k`, over the top k under the one that `values_over_top_k` chooses.
+    None where it says nothing that could be learnt from, counted. `chat` is the *policy's*
+    tokenizer and template. Raises `EngineUnavailable`.
     """
     metadata = sample.metadata
-    hinted = hinted_messages(metadata["messages"], hint)
-    if hinted is None:
-        count("teacher_no_user_message")
+    response = sample.tokens[len(sample.tokens) - sample.response_length :]
+
+    async def score(hint: str) -> Scores | EngineUnavailable | None:
+        hinted = hinted_messages(metadata["messages"], hint)
+        if hinted is None:
+            count("teacher_no_user_message")
+            return None
+
+        def encode() -> list[int]:
+            text = chat.render(hinted, metadata.get("tools"), metadata.get("template_kwargs"))
+            return chat.encode(text)
+
+        try:
+            prompt = await asyncio.to_thread(encode)
+            return await engine.score([*prompt, *response], len(prompt), teacher_list(k))
+        except EngineUnavailable as error:
+            return error
+        except EngineError as error:
+            count("teacher_overflow" if is_overflow(error) else "teacher_failed")
+            return None
+
+    scored: dict[str, Scores] = {}
+    for hint, scores in zip(hints, await asyncio.gather(*map(score, hints)), strict=True):
+        if isinstance(scores, EngineUnavailable):
+            raise scores
+        if scores is not None:
+            scored[hint] = scores
+    if not scored:
         return None
-
-    def encode() -> list[int]:
-        text = chat.render(hinted, metadata.get("tools"), metadata.get("template_kwargs"))
-        return chat.encode(text)
-
-    try:
-        prompt = await asyncio.to_thread(encode)
-        return await engine.score([*prompt, *response_ids(sample)], len(prompt), top)
-    except EngineUnavailable:
-        raise
-    except EngineError as error:
-        count("teacher_overflow" if is_overflow(error) else "teacher_failed")
-        return None
-
-
-def response_ids(sample: Sample) -> list[int]:
-    """The ids of the reply."""
-    return sample.tokens[len(sample.tokens) - sample.response_length :]
+    if k == 0:
+        hint, scores = next(iter(scored.items()))
+        return TeacherValues(hint, scores.log_probs)
+    recorded = metadata.get("student_topk")
+    student = None if recorded is None else TopK.of_mapping(recorded, len(response))
+    values = values_over_top_k(scored, student, response, k=k, subset=subset)
+    if values is None:
+        count("teacher_topk_none" if recorded is not None else "teacher_topk_no_policy")
+    return values
 
 
 def overlap(student: TopK, top: Sequence[Candidates], k: int) -> int:
@@ -113,7 +131,7 @@ def values_over_top_k(
     sampled: Sequence[int],
     *,
     k: int,
-    subset: Literal["student", "teacher", "overlap"],
+    subset: Subset,
 ) -> TeacherValues | None:
     """What is learnt over the top `k`, of the hint under which policy and teacher overlap most;
     None where the candidates are missing: the teacher gave none, or the policy's (`student`) were
@@ -126,15 +144,13 @@ def values_over_top_k(
     if student is not None:  # `max` keeps the first of equals
         hint, log_probs, tops = max(given, key=lambda one: overlap(student, one[2], k))
     rows: list[list[tuple[float, int]]] = []
-    unknown = 0
     for at, (token, likeliest) in enumerate(zip(sampled, tops, strict=True)):
         own = [] if student is None else [one for one in student.ids[at][:k] if one >= 0]
         # The sampled token's own value is known whether it is among the likeliest or not.
         known = {token: log_probs[at]} | {one: value for value, one in likeliest}
-        unknown += sum(one not in known for one in own)
         theirs = [one for _, one in likeliest[:k]]
         wanted = theirs if subset == "teacher" else own
         if subset == "overlap":
             wanted = [one for one in own if one in theirs]
         rows.append([(known[one], one) for one in wanted if one in known])
-    return TeacherValues(hint, log_probs, TopK.of_candidates(rows, k), unknown)
+    return TeacherValues(hint, log_probs, TopK.of_candidates(rows, k))

@@ -16,33 +16,20 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.errors import EngineError, EngineTooSlow, EngineUnavailable
 from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.client import JudgeClient, is_overflow
-from openclaw_rl.judge.prompts import new_nonce
+from openclaw_rl.judge.prompts import Question, new_nonce
 
 MAX_TOKENS, FEWEST_TOKENS = 2048, 256
 """Of a judge's answer, reasoning included."""
 MOST_CHARACTERS, FEWEST_CHARACTERS = 48_000, 400
 """Of the data in a prompt: halved, as the tokens are, until the judge's context holds it."""
 
-
-def _schema(texts: Sequence[str], verdicts: Sequence[int]) -> Mapping[str, Any]:
-    verdict = {"type": "integer", "enum": list(verdicts)}
-    return {
-        "type": "object",
-        "properties": {text: {"type": "string"} for text in texts} | {"verdict": verdict},
-        "required": [*texts, "verdict"],
-        "additionalProperties": False,
-    }
-
-
-VERDICT_SCHEMA = _schema(["why"], [-1, 0, 1])
-HINT_SCHEMA = _schema(["why", "hint"], [-1, 1])
 
 _MINUS = str.maketrans(dict.fromkeys("−‐‑‒–—﹣－⁻", "-") | {"＋": "+"})
 _NUMBER = r"([+-]?\s*\d+(?:\.\d*)?)"
@@ -75,8 +62,7 @@ ABSTAINED = Vote()
 async def ask(
     client: JudgeClient,
     sample: Sample,
-    prompt: Callable[[Sample, str, int], list[dict[str, str]]],
-    schema: Mapping[str, Any],
+    question: Question,
     *,
     m: int,
     temperature: float,
@@ -91,7 +77,7 @@ async def ask(
         try:
             async with asyncio.timeout(seconds):
                 completion = await client.complete(
-                    messages, schema=schema, temperature=temperature, max_tokens=max_tokens
+                    messages, schema=question.schema, temperature=temperature, max_tokens=max_tokens
                 )
         except TimeoutError:
             count("judge_timeout")
@@ -103,7 +89,7 @@ async def ask(
         return parse_vote(completion.text, in_reasoning=completion.in_reasoning, nonce=nonce)
 
     while limit >= FEWEST_CHARACTERS:
-        messages = prompt(sample, nonce, limit)
+        messages = question.prompt(sample, nonce, limit)
         results = await asyncio.gather(*(vote(messages) for _ in range(m)))
         errors = [result for result in results if isinstance(result, EngineError)]
         if any(map(is_overflow, errors)):

@@ -122,8 +122,7 @@ class JudgeWorker:
                 now = self._clock()
                 changed = await asyncio.to_thread(self._journal.changed)
                 # A clock that was set back must not put the next look off.
-                due = changed or not 0 <= now - swept < SWEEP_SECONDS
-                if due and not self._rests(now):
+                if changed or not 0 <= now - swept < SWEEP_SECONDS:
                     swept = now
                     try:
                         while await self._take():
@@ -145,7 +144,9 @@ class JudgeWorker:
     async def _take(self) -> bool:
         """Start what there is room for; whether all room was used, so that more may wait."""
         now, room = self._clock(), self._args.judge_concurrency - len(self._tasks)
-        if self._stopping or self._rests(now):
+        # No rest is longer: one that seems so began before the clock was set back.
+        resting = now < self._rest_until <= now + REST_SECONDS
+        if self._stopping or resting:
             return False
         if room <= 0:
             return True
@@ -222,17 +223,14 @@ class JudgeWorker:
         try:
             verdict = await self._verdict(turn)
         except EngineUnavailable:
-            await self._postpone(turn, "judge_unavailable")
-            self._rest_until = self._clock() + REST_SECONDS
+            await self._postpone(turn, "judge_unavailable", rest=True)
         except EngineError:
             await self._postpone(turn, "judge_refused")
         except BadReward as error:
             await self._drop(turn, error.reason, str(error))
         except ConfigError as error:
-            # Nothing can be judged like this, but the turns must not suffer for it.
             log.error("%s", error)
-            await self._postpone(turn, "judge_misconfigured")
-            self._rest_until = self._clock() + REST_SECONDS
+            await self._postpone(turn, "judge_misconfigured", rest=True)
         except TimeoutError:
             await self._drop(turn, "reward_timeout", "the reward took too long")
         except Exception as error:
@@ -287,8 +285,12 @@ class JudgeWorker:
             *(len(verdict.hint or ""), verdict.has_teacher, state or "claim_lost", seconds * 1000),
         )
 
-    async def _postpone(self, turn: Turn, reason: str, most: int = MAX_ATTEMPTS) -> None:
-        """Back into the queue; dropped at the attempt `most`."""
+    async def _postpone(
+        self, turn: Turn, reason: str, *, most: int = MAX_ATTEMPTS, rest: bool = False
+    ) -> None:
+        """Back into the queue; dropped at the attempt `most`. `rest`: other turns wait, too."""
+        if rest:
+            self._rest_until = self._clock() + REST_SECONDS
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** max(0, turn.attempts - 1))
         retry_at = self._clock() + pause
         state = await self._under_claim(
@@ -299,11 +301,6 @@ class JudgeWorker:
     async def _drop(self, turn: Turn, reason: str, why: str) -> None:
         log.warning("turn %s: %s", turn.turn_id, why)
         await self._under_claim(turn, self._journal.drop_claimed, reason)
-
-    def _rests(self, now: float) -> bool:
-        """No rest is longer than it should be: one that seems so began before the clock was set
-        back."""
-        return now < self._rest_until <= now + REST_SECONDS
 
     async def _carry_counters(self) -> None:
         counted, self._models.counters = self._models.counters, Counter()

@@ -12,7 +12,7 @@ from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import EngineRefused, EngineUnavailable
 from openclaw_rl.judge.client import EngineJudge, OpenAIJudge, is_overflow
-from openclaw_rl.judge.votes import VERDICT_SCHEMA
+from openclaw_rl.judge.prompts import VERDICT
 from tests.fakes.engine import FakeEngine, Fault
 from tests.fakes.model import tiny_tokenizer
 from tests.judge.helpers import FakeChat
@@ -37,7 +37,7 @@ def client_of(url, http, chat, **options):
 
 async def ask(llm, max_tokens=64):
     return await llm.complete(
-        MESSAGES, schema=VERDICT_SCHEMA, temperature=0.3, max_tokens=max_tokens
+        MESSAGES, schema=VERDICT.schema, temperature=0.3, max_tokens=max_tokens
     )
 
 
@@ -50,7 +50,7 @@ async def test_engine_completion_under_a_schema(chat, http) -> None:
         assert not completion.in_reasoning
         request = engine.requests[0]
         assert request.ids == chat.encode(chat.render(MESSAGES))
-        assert json.loads(request.sampling["json_schema"]) == VERDICT_SCHEMA
+        assert json.loads(request.sampling["json_schema"]) == VERDICT.schema
         assert request.sampling["temperature"] == 0.3
 
 
@@ -107,7 +107,7 @@ async def test_openai_completion() -> None:
         assert (await ask(llm)).text == fake.default
         body = fake.bodies[0]
         assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.3, 64)
-        assert body["response_format"]["json_schema"]["schema"] == VERDICT_SCHEMA
+        assert body["response_format"]["json_schema"]["schema"] == VERDICT.schema
         assert fake.headers[0]["authorization"] == "Bearer k"
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.prompts import (
+    HINT,
+    VERDICT,
     defuse,
-    hint_prompt,
     new_nonce,
     shorten,
     transcript,
-    verdict_prompt,
 )
 from openclaw_rl.judge.votes import ABSTAINED, parse_vote
 
@@ -54,10 +54,10 @@ def test_nothing_defused_reads_as_a_verdict(text: str) -> None:
     assert defuse(defuse(text)).replace(" ", "") == text.replace(" ", "")
 
 
-@pytest.mark.parametrize("build", [verdict_prompt, hint_prompt])
-def test_case_26_data_is_fenced(build) -> None:
+@pytest.mark.parametrize("question", [VERDICT, HINT])
+def test_case_26_data_is_fenced(question) -> None:
     nonce = new_nonce()
-    messages = build(sample(EVIL, EVIL, EVIL), nonce, 10_000)
+    messages = question.prompt(sample(EVIL, EVIL, EVIL), nonce, 10_000)
     assert [message["role"] for message in messages] == ["system", "user"]
     assert nonce in messages[0]["content"]
     data = messages[1]["content"]
@@ -78,7 +78,7 @@ def test_nonces_differ() -> None:
 
 def test_case_27_the_next_state_is_shortened_with_a_note() -> None:
     long = "BEGIN" + "x" * 50_000 + "END"
-    data = verdict_prompt(sample(long), "n", 2_000)[1]["content"]
+    data = VERDICT.prompt(sample(long), "n", 2_000)[1]["content"]
     assert len(data) < 3_000
     assert "BEGIN" in data
     assert "END\n<<<END WHAT" in data
@@ -90,7 +90,7 @@ def test_case_27_the_next_state_is_shortened_with_a_note() -> None:
 
 
 def test_a_long_conversation_gives_way_first() -> None:
-    built = verdict_prompt(sample("n" * 500, "r" * 500, "q" * 50_000 + "LAST"), "n", 2_000)
+    built = VERDICT.prompt(sample("n" * 500, "r" * 500, "q" * 50_000 + "LAST"), "n", 2_000)
     data = built[1]["content"]
     assert "n" * 500 in data
     assert "r" * 500 in data

@@ -70,3 +70,16 @@ def test_case_34_unusable_rewards(result: object, reason: str) -> None:
     with pytest.raises(BadReward) as error:
         read_reward(result, 3)
     assert error.value.reason == reason
+
+
+def test_what_is_said_of_a_reward_quotes_nothing_of_it() -> None:
+    for result in (
+        "secret",
+        {"score": "secret"},
+        {"teacher_log_probs": ["secret"] * 3},
+        {"teacher_topk": {"ids": [["secret"]] * 3, "log_probs": [[-1.0]] * 3}},
+        {"teacher_topk": {"ids": [[1]] * 3, "log_probs": [["secret"]] * 3}},
+    ):
+        with pytest.raises(BadReward) as error:
+            read_reward(result, 3)
+        assert "secret" not in str(error.value)

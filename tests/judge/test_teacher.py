@@ -53,25 +53,24 @@ SCORES = Scores([-2.5, -0.08], [listed(1, 5, 6, 2), listed(8, 9, 4)])
 
 
 @pytest.mark.parametrize(
-    ("subset", "expected", "unknown"),
+    ("subset", "expected"),
     [
-        ("student", [[(7, -2.5), (1, -0.01)], [(8, -0.08)]], 1),
-        ("teacher", [[(1, -0.01), (5, -0.05)], [(8, -0.08), (9, -0.09)]], 1),
-        ("overlap", [[(1, -0.01)], [(8, -0.08)]], 1),
+        ("student", [[(7, -2.5), (1, -0.01)], [(8, -0.08)]]),
+        ("teacher", [[(1, -0.01), (5, -0.05)], [(8, -0.08), (9, -0.09)]]),
+        ("overlap", [[(1, -0.01)], [(8, -0.08)]]),
     ],
 )
-def test_whose_candidates(subset, expected, unknown) -> None:
+def test_whose_candidates(subset, expected) -> None:
     values = learn({"h": SCORES}, POLICY, subset=subset)
     assert values is not None
     assert plain(values.topk) == expected
     assert values.topk.width == 2
-    assert (values.hint, values.log_probs, values.unknown) == ("h", [-2.5, -0.08], unknown)
+    assert (values.hint, values.log_probs) == ("h", [-2.5, -0.08])
 
 
 def test_a_longer_list_of_the_teachers_names_more_of_the_policys() -> None:
     values = learn({"h": SCORES}, POLICY, k=3, subset="student")
     assert plain(values.topk) == [[(7, -2.5), (1, -0.01), (2, -0.02)], [(8, -0.08), (4, -0.04)]]
-    assert values.unknown == 1  # 3, which stands where it stood, as none
 
 
 def test_the_hint_with_the_largest_overlap_teaches_and_the_first_of_equals() -> None:
@@ -98,7 +97,7 @@ def test_without_the_policys_candidates_there_are_no_values_over_them(subset) ->
 def test_the_teachers_own_need_none_of_the_policys() -> None:
     other = Scores([-1.0, -1.0], [listed(7, 1), listed(8, 3)])
     values = learn({"h": SCORES, "other": other}, None, subset="teacher")
-    assert (values.hint, values.unknown) == ("h", 0)
+    assert values.hint == "h"
     assert plain(values.topk)[0] == [(1, -0.01), (5, -0.05)]
 
 

@@ -205,8 +205,6 @@ async def test_over_the_top_k_the_verdict_holds_the_teachers_candidates(
     assert list(found.teacher_log_probs) == sampled
     assert math.isnan(found.teacher_topk.log_probs[2][1])
     assert state(journal) is State.READY
-    counters = journal.outcomes().counters
-    assert (counters["teacher_topk_candidates"], counters["teacher_topk_unknown"]) == (6, 1)
 
 
 async def test_over_the_top_k_values_of_the_sampled_tokens_alone_are_no_signal(
