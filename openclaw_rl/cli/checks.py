@@ -63,11 +63,13 @@ def check_conversations(config: Config) -> list[Path]:
     if not config.data.replay or not folder.is_dir():
         return []
     try:
-        return files.check(new_files(folder, config.journal_path))
+        found = new_files(folder, config.journal_path)
+        files.check(found)
     except ReplayError as error:
         raise ConfigError(
             f"{error}; fix or move the file, or --replay off (DATA_REPLAY)"
         ) from error
+    return found
 
 
 def check_port(host: str, port: int, flag: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openclaw_rl.cli import checks
 from openclaw_rl.config import Config
-from openclaw_rl.replay.files import find, in_data
+from openclaw_rl.replay.files import find
 from openclaw_rl.replay.run import new_files, replay
 from openclaw_rl.replay.turns import Reader
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that are no settings."""
     parser.add_argument(
         "path", nargs="*", type=Path, metavar="PATH",
-        help="files or folders (OpenClaw's state folder is one); default: *.jsonl in --data",
+        help="files or folders (OpenClaw's state folder is one); default: those in --data",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="only count, write nothing")
 
@@ -28,13 +28,12 @@ def run(config: Config, options: argparse.Namespace) -> int:
     checks.check_reply_format(config)
     if not options.dry_run:
         checks.check_data(config)
-    paths = [path.expanduser() for path in options.path]
     folder = Path(config.data.path).expanduser()
-    if options.supervised and not paths:
-        paths = new_files(folder, config.journal_path)
+    if options.path:
+        paths = [file for path in options.path for file in find(path.expanduser())]
     else:
-        paths = paths or in_data(folder)
-    if not any(map(find, paths)):
+        paths = new_files(folder, config.journal_path) if options.supervised else find(folder)
+    if not paths:
         print(f"no new conversations in {folder}")
         return 0
     gateway = config.gateway

@@ -151,19 +151,17 @@ class Change:
         path = openclaw.config_path.resolve()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if self.plugin and not openclaw.connected:
-                _write(openclaw.backup_path, openclaw.raw, 0o600)
-            for name in _files(folder).keys() - self.plugin.keys():
-                (folder / name).unlink()
-            for name, content in self.plugin.items():
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _write(folder / name, content, 0o600)
+            if self.plugin:
+                if not openclaw.connected:
+                    _write(openclaw.backup_path, openclaw.raw, 0o600)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True, mode=0o700)
+                for name, content in self.plugin.items():
+                    (folder / name).write_bytes(content)
             if self.raw != openclaw.raw:
                 _write(path, self.raw, path.stat().st_mode & 0o777 if path.exists() else 0o600)
             if not self.plugin:
-                shutil.rmtree(folder, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    folder.parent.rmdir()
+                shutil.rmtree(folder.parent, ignore_errors=True)
         except OSError as error:
             raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
 
@@ -176,9 +174,12 @@ def plan_connect(openclaw: OpenClaw, served: Served, *, default: bool = True) ->
         raise ConfigError("plugins.enabled is false: switch plugins on first")
     if PROVIDER in _list(plugins, "deny"):
         raise ConfigError(f"plugins.deny names {PROVIDER}: take it out first")
-    modern = openclaw.release >= _SINCE_AFFINITY
     # Without usage OpenClaw never compacts, and 2026.3.23 asks unknown servers for none.
     compat = {"supportsUsageInStreaming": True}
+    plugin: dict[str, Any] = {"enabled": True, "hooks": None}
+    if openclaw.release >= _SINCE_AFFINITY:
+        compat |= {"sendSessionAffinityHeaders": True}
+        plugin["hooks"] = {"allowConversationAccess": True}
     model = {
         "id": served.model,
         "name": f"{served.model} (openclaw-rl)",
@@ -187,25 +188,15 @@ def plan_connect(openclaw: OpenClaw, served: Served, *, default: bool = True) ->
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": served.context_length,
         "maxTokens": served.max_tokens,
-        "compat": {**compat, "sendSessionAffinityHeaders": True} if modern else compat,
+        "compat": compat,
     }
-    entry = {
+    provider = {
         "baseUrl": served.base_url,
         "apiKey": served.api_key or _NO_KEY,
         "api": "openai-completions",
         "models": [model],
     }
-    grant = {"allowConversationAccess": True} if modern else None
-    paths, allowed = _list(plugins, "load", "paths"), _list(plugins, "allow")
-    patch: dict[str, Any] = {
-        "models": {"providers": {PROVIDER: entry}},
-        "plugins": {
-            "entries": {PROVIDER: {"enabled": True, "hooks": grant}},
-            "load": {"paths": list(dict.fromkeys([*paths, str(openclaw.plugin_dir)]))},
-        },
-    }
-    if allowed:  # such a list is exclusive; none is made where there is none
-        patch["plugins"]["allow"] = list(dict.fromkeys([*allowed, PROVIDER]))
+    patch = _entries(openclaw, provider, plugin)
     if default:
         patch |= _default_model(openclaw.config, f"{PROVIDER}/{served.model}")
     return _change(openclaw, merge(openclaw.config, patch), _plugin_files())
@@ -217,17 +208,7 @@ def plan_undo(openclaw: OpenClaw) -> Change:
     if PROVIDER.encode() not in openclaw.raw:
         return Change(openclaw, openclaw.raw, openclaw.config, {})
     old, before = _read(openclaw.backup_path)
-    plugins, folder = get(openclaw.config, "plugins"), str(openclaw.plugin_dir)
-    paths = [one for one in _list(plugins, "load", "paths") if one != folder]
-    allowed = [one for one in _list(plugins, "allow") if one != PROVIDER]
-    patch: dict[str, Any] = {
-        "models": {"providers": {PROVIDER: None}},
-        "plugins": {
-            "entries": {PROVIDER: None},
-            "load": {"paths": paths or None},
-            "allow": allowed or None,
-        },
-    }
+    patch = _entries(openclaw, None, None)
     # A backup may name our model already: its provider was gone, the default stayed.
     was = None if _is_ours(default_model(before)) else default_model(before)
     if _is_ours(default_model(openclaw.config)):
@@ -236,6 +217,23 @@ def plan_undo(openclaw: OpenClaw) -> Change:
     if old.strip() and was == default_model(before) and config == merge(before, patch):
         return Change(openclaw, old, before, {})
     return _change(openclaw, config, {})
+
+
+def _entries(openclaw: OpenClaw, provider: Any, plugin: Any) -> dict[str, Any]:
+    """The merge patch that sets our entries, or takes them out where they are None."""
+    plugins = get(openclaw.config, "plugins")
+
+    def changed(own: str, *path: str) -> list[Any] | None:
+        others = _list(plugins, *path)
+        if plugin:
+            return list(dict.fromkeys([*others, own]))
+        return [one for one in others if one != own] or None
+
+    paths = changed(str(openclaw.plugin_dir), "load", "paths")
+    patch: dict[str, Any] = {"entries": {PROVIDER: plugin}, "load": {"paths": paths}}
+    if _list(plugins, "allow"):  # such a list is exclusive; none is made where there is none
+        patch["allow"] = changed(PROVIDER, "allow")
+    return {"models": {"providers": {PROVIDER: provider}}, "plugins": patch}
 
 
 def default_model(config: Any) -> Any:

@@ -3,9 +3,11 @@ plugin's. An address that does not answer is None."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.message import Message
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -16,10 +18,10 @@ from openclaw_rl.openclaw.connect import Served, get
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status, lower-case headers and JSON body (None where it is none)."""
+    """Status, headers (any case) and JSON body (None where it is none)."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Message
     body: Any
 
 
@@ -70,8 +72,6 @@ class GatewayClient:
                 raw = response.read()
         except (OSError, HTTPException, ValueError):
             return None
-        try:
-            found = json.loads(raw)
-        except ValueError:
-            found = None
-        return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, found)
+        with contextlib.suppress(ValueError):
+            return Answer(response.status, response.headers, json.loads(raw))
+        return Answer(response.status, response.headers, None)

@@ -7,7 +7,6 @@ left alone; a dry run writes nothing at all.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -55,8 +54,7 @@ def new_files(folder: Path, journal_path: Path) -> list[Path]:
         return []
     with _open(journal_path, dry_run=True) as journal:
         read = _read_before(journal)
-    found = _stamps(files.in_data(folder))
-    return [file for file, stamp in found.items() if read.get(str(file.resolve())) != stamp]
+    return [file for file in files.find(folder) if read.get(str(file.resolve())) != _stamp(file)]
 
 
 def replay(
@@ -68,33 +66,33 @@ def replay(
     dry_run: bool = False,
     emit: Callable[[str], None] = lambda line: None,
 ) -> Replay:
-    """Bring the conversations at `paths` into the journal; `emit` gets a line a file.
+    """Bring the conversations in the files `paths` into the journal; `emit` gets a line a file.
 
     Raises `ReplayError` (file:line) before anything is written.
     """
-    stamps = _stamps(paths)
-    found = files.check(stamps)
-    total = Replay(len(found))
+    stamps = {file: _stamp(file) for file in paths}
+    files.check(stamps)
+    total = Replay(len(stamps))
     with _open(journal_path, dry_run) as journal:
-        seen = set[str]()
+        known = set[str]()
         served = journal.served() if journal is not None else set()
-        for number, file in enumerate(found, 1):
+        for number, file in enumerate(stamps, 1):
             one = Replay()
             for past in files.read(file):
                 one.conversations += 1
                 turns = reader.turns(past, now, one.left_out)
-                new = list(_new(turns, journal, seen, served))
+                new = list(_new(turns, journal, known, served))
                 one.added += len(new)
-                one.left_out += Counter(known=len(turns) - len(new))
+                one.left_out["known"] += len(turns) - len(new)
                 if journal is not None and not dry_run:
                     with journal.batch():
                         for turn in new:
                             journal.record_turn(turn)
                             journal.set_next_state(turn.turn_id, turn.next_state or ())
-            emit(f"{number} of {len(found)} · {file}: {one.describe(dry_run)}")
+            emit(f"{number} of {len(stamps)} · {file}: {one.describe(dry_run)}")
             total.conversations += one.conversations
             total.added += one.added
-            total.left_out.update(one.left_out)
+            total.left_out += one.left_out
         if journal is not None and not dry_run:
             read = {str(file.resolve()): stamp for file, stamp in stamps.items()}
             journal.publish(_ROLE, "", {"read": _read_before(journal) | read}, now)
@@ -102,17 +100,17 @@ def replay(
 
 
 def _new(
-    turns: Iterable[Turn], journal: Journal | None, seen: set[str], served: set[str]
+    turns: Iterable[Turn], journal: Journal | None, known: set[str], served: set[str]
 ) -> Iterator[Turn]:
     """The turns that are not there yet, a parent that is there under another id left out."""
     elsewhere = set()
     for turn in turns:
         if turn.node_hash in served:
             elsewhere.add(turn.turn_id)
-        elif turn.turn_id not in seen and not (journal and journal.has_turn(turn.turn_id)):
-            seen.add(turn.turn_id)
+        elif turn.turn_id not in known and not (journal and journal.has_turn(turn.turn_id)):
+            known.add(turn.turn_id)
             if turn.parent_id in elsewhere:
-                turn = dataclasses.replace(turn, parent_id=None, matched=0, shares_tokens=False)
+                turn.parent_id, turn.matched, turn.shares_tokens = None, 0, False
             yield turn
 
 
@@ -122,13 +120,13 @@ def _open(path: Path, dry_run: bool) -> AbstractContextManager[Journal | None]:
     return Journal.open(path, create=not dry_run)
 
 
-def _stamps(paths: Sequence[Path]) -> dict[Path, list[int]]:
-    """The files at `paths`, and their size and time."""
-    found = dict.fromkeys(file for path in paths for file in files.find(path))
-    return {file: [file.stat().st_size, file.stat().st_mtime_ns] for file in found}
+def _stamp(file: Path) -> list[int]:
+    """What tells a changed file: its size and time."""
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _read_before(journal: Journal | None) -> dict[str, list[int]]:
-    """The files that were read into this journal, with size and time as they were then."""
+    """The files that were read into this journal, with their stamps as they were then."""
     found = journal.endpoint(_ROLE) if journal is not None else None
     return dict(found.info["read"]) if found is not None else {}

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,8 +153,5 @@ def _check(history: Sequence[Message], reply: Message, next_state: Sequence[Mess
 
 
 def _digest(value: Any) -> str:
-    def plain(value: Any) -> Any:
-        return dict(value) if isinstance(value, Mapping) else list(value)
-
-    text = json.dumps(value, sort_keys=True, default=plain)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

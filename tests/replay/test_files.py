@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.openclaw.sessions import histories
-from openclaw_rl.replay.files import ReplayError, check, find, in_data, read
+from openclaw_rl.replay.files import ReplayError, check, find, read
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "openclaw_sessions"
 USER = {"role": "user", "content": "q"}
@@ -133,7 +133,8 @@ def test_what_openclaw_2026_9_6_wrote(tmp_path):
     rows = [json.loads(line) for line in (FIXTURES / "v2026.9.6.jsonl").read_text().splitlines()]
     folder = tmp_path / "agents" / "main" / "agent"
     folder.mkdir(parents=True)
-    write(tmp_path / "other.jsonl", "no conversation")
+    (tmp_path / "logs").mkdir()
+    write(tmp_path / "logs" / "other.jsonl", "no conversation")
     with sqlite3.connect(folder / "openclaw-agent.sqlite") as db:
         db.execute("CREATE TABLE transcript_events (session_id, seq, event_json, event_zstd)")
         for row in rows:
@@ -257,7 +258,7 @@ def test_a_last_line_torn_within_a_character_is_left_and_others_are_not(tmp_path
     path.write_bytes(b"\xef\xbb\xbf" + line + line + b'[{"role":"user","content":"\xc3')
     assert len(list(read(path))) == 2
     path.write_bytes(b'[{"role":"user","content":"\xc3"}]\n' + line)
-    with pytest.raises(ReplayError, match="not UTF-8"):
+    with pytest.raises(ReplayError, match=r"talk\.jsonl:1: is not JSON"):
         list(read(path))
 
 
@@ -273,11 +274,23 @@ def test_half_characters_are_made_whole(tmp_path, first):
 
 def test_a_data_folder_may_hold_files_of_its_own_beside_openclaws(tmp_path):
     own = write(tmp_path / "past.jsonl", {"messages": [USER]})
-    sessions = tmp_path / "agents" / "main" / "sessions"
-    sessions.mkdir(parents=True)
-    theirs = write(sessions / "s.jsonl", (FIXTURES / "v2026.3.23-2.jsonl").read_text().strip())
-    assert find(tmp_path) == [theirs]
-    assert check(in_data(tmp_path)) == [own, theirs]
-    write(own, {"messages": [USER]}, "oops")
-    with pytest.raises(ReplayError, match=r"past\.jsonl:2: is not JSON"):
-        check(in_data(tmp_path))
+    folder = tmp_path / "agents" / "main" / "sessions"
+    folder.mkdir(parents=True)
+    text = (FIXTURES / "v2026.3.23-2.jsonl").read_text().strip()
+    theirs = [write(folder / name, text) for name in ("s.jsonl", "s.jsonl.reset.2026")]
+    write(folder / "s.jsonl.lock", "no conversation")
+    assert find(tmp_path) == [*theirs, own]
+
+
+def test_checkpoints_are_no_conversations(tmp_path):
+    own = write(tmp_path / "past.jsonl", {"messages": [USER]})
+    for name in ("checkpoints", "talks"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        write(tmp_path / name / "1" / "x.jsonl", {"messages": [USER]})
+    assert find(tmp_path) == [own, tmp_path / "talks" / "1" / "x.jsonl"]
+
+
+def test_each_file_is_checked_to_its_end(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"messages": [USER]}, "oops")
+    with pytest.raises(ReplayError, match=r"a\.jsonl:2: is not JSON"):
+        check([path])

@@ -13,7 +13,7 @@ import pytest
 from openclaw_rl.cli import main
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.journal import Journal
-from openclaw_rl.replay.files import ReplayError
+from openclaw_rl.replay.files import ReplayError, find
 from openclaw_rl.replay.run import new_files, replay
 from openclaw_rl.replay.turns import Reader
 from openclaw_rl.rewards.feedback import custom_rm
@@ -97,7 +97,7 @@ def test_a_start_reads_only_files_that_are_new_or_changed(tmp_path, reader):
     one = write(data / "a.jsonl", {"messages": TALK})
     other = write(data / "b.jsonl", {"messages": TALK[:3]})
     assert new_files(data, journal) == [one, other]
-    replay([data], reader, journal, 1000.0, dry_run=True)
+    replay(find(data), reader, journal, 1000.0, dry_run=True)
     assert new_files(data, journal) == [one, other]
     replay([one], reader, journal, 1000.0)
     assert new_files(data, journal) == [other]
@@ -220,11 +220,11 @@ async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp
     more = [*openclaws, reply("Welcome."), user("Good."), reply("And hail?"), user(BLAME)]
     write(tmp_path / "theirs.jsonl", {"messages": openclaws})
     reader = Reader.open(str(model), "auto", None)
-    done = replay([tmp_path], reader, tmp_path / "journal.db", 1000.0)
+    done = replay(find(tmp_path), reader, tmp_path / "journal.db", 1000.0)
     assert (done.added, done.left_out) == (0, {"known": 7, "no_next_state": 1})
     # What came later, elsewhere, is new; the turn before it is there, but under another id.
     write(tmp_path / "theirs.jsonl", {"messages": more})
-    done = replay([tmp_path], reader, tmp_path / "journal.db", 1000.0)
+    done = replay(find(tmp_path), reader, tmp_path / "journal.db", 1000.0)
     assert done.added == 1
     added = turns(tmp_path)[-1]
     assert (added.reply["content"], added.parent_id, added.off_policy) == ("And hail?", None, True)
@@ -232,7 +232,7 @@ async def test_turns_that_were_served_and_exported_are_not_learnt_from_again(tmp
         assert journal.outcomes().counters == {}
     # What was replayed comes back by an export as little.
     assert main(["export", *words, "--session", added.session_id, str(tmp_path / "b.jsonl")]) == 0
-    done = replay([tmp_path], reader, tmp_path / "journal.db", 2000.0)
+    done = replay(find(tmp_path), reader, tmp_path / "journal.db", 2000.0)
     assert done.added == 0
 
 
