@@ -105,11 +105,12 @@ def at_published_port(config: Config) -> Config:
 
 def examine(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """All findings, in the order in which things depend on each other."""
-    yield from _python(config)
-    yield from _model(config)
-    yield from gpu_shares(config.slime)
     client = GatewayClient(config.gateway.url, config.gateway.api_key)
     served = client.served()
+    yield from _python(config)
+    if config.model.path or served is None:  # what runs has its model
+        yield from _model(config)
+    yield from gpu_shares(config.slime)
     yield from _gateway(config, client, served)
     yield from _journal(config)
     yield from _openclaw(environ, served)

@@ -101,7 +101,10 @@ class Learner:
         return [self._step(data, turns) for turns in steps]
 
     def _step(self, data: d.RolloutData, turns: list[TurnRange]) -> StepReport:
-        report = StepReport([turn.turn_id for turn in turns], round(sum(t.share for t in turns)))
+        # At least 1: a rollout that is spread over steps may be less than half in one of them.
+        report = StepReport(
+            [turn.turn_id for turn in turns], max(1, round(sum(t.share for t in turns)))
+        )
         if not turns:
             report.skipped = "masked"
             return report

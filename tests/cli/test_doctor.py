@@ -127,6 +127,16 @@ async def test_doctor_is_content_with_what_works(capsys, openclaw, served):
     assert served.turns()[-1].kind == "side"  # its probe is never trained
 
 
+async def test_doctor_needs_no_model_where_a_gateway_serves_one(
+    capsys, openclaw, served, monkeypatch
+):
+    await run(capsys, "connect", "--yes")
+    monkeypatch.setenv("MODEL_PATH", "")
+    status, said = await run(capsys, "doctor")
+    assert status == 0, said
+    assert "no model" not in said
+
+
 async def findings(**changes: str) -> list[Finding]:
     """What doctor finds, under this environment and these changes of it."""
     environ = {**os.environ, **changes}

@@ -265,6 +265,15 @@ def test_without_turns_a_sample_is_a_part_of_its_rollout():
     assert {turn.tokens for turn in turns} == {sum(s.response_length for s in many)}
 
 
+def test_a_rollout_that_is_spread_over_steps_is_learnt_in_each():
+    _, many = conversation(6, 4)
+    for sample in many:
+        sample.metadata, sample.rollout_id = {}, 0
+    args = train_args(num_steps_per_rollout=4, max_logprob_diff=0.0)
+    reports = Learner(args, peft_model()).learn(convert(args, many))
+    assert [(report.skipped, report.turns) for report in reports] == [(None, 1)] * 4
+
+
 def test_padding_on_the_right_leaves_real_tokens_alone(model):
     forward = PolicyForward(model)
     a, b = torch.arange(1, 12), torch.arange(5, 9)

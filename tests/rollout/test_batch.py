@@ -105,6 +105,10 @@ def test_turns_that_do_not_fit_the_trainer_are_named_with_their_reason():
         ({"min_p": 0.05}, False, False),
         ({"logit_bias": {"7": 5.0}}, False, False),
         ({"json_schema": "{}"}, False, False),
+        ({"regex": "a+"}, False, False),
+        ({"ebnf": "root ::= x"}, False, False),
+        ({"structural_tag": "{}"}, False, False),
+        ({"min_new_tokens": 4}, False, False),
     ],
 )
 def test_case_46_only_what_is_sampled_as_trained_is_trained(sampling, at_one, at_its_own):

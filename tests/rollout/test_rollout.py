@@ -15,7 +15,8 @@ from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal import Journal
 from openclaw_rl.rollout import generate_rollout
-from openclaw_rl.types import State, TopK
+from openclaw_rl.rollout.samples import build_samples
+from openclaw_rl.types import State, TopK, Verdict
 from tests.journal.build import chain, judged, record
 
 
@@ -347,6 +348,18 @@ def test_case_30_a_lease_with_nothing_left_to_train_makes_no_step(journal: Journ
     assert outcomes.dropped == {"misaligned": 1}
     assert outcomes.counters["empty_batches"] == 1
     assert outcomes.leased == 1
+
+
+def test_a_turn_whose_tokens_are_not_its_segments_is_left_out_and_the_others_stay():
+    turns = [dataclasses.replace(turn, verdict=Verdict(score=1.0)) for turn in chain(3)]
+    ids = [turn.turn_id for turn in turns]
+    whole = [*turns[-1].prompt_ids, *turns[-1].output_ids]
+    damaged = [*whole[:-1], whole[-1] + 1]
+    [sample], misfits = build_samples(turns, ids, lambda _: damaged, 0)
+    assert misfits == {ids[-1]: "misaligned"}
+    assert turn_ids([sample]) == ids[:-1]
+    assert sample.tokens == [*turns[1].prompt_ids, *turns[1].output_ids]  # none of it is paid for
+    sample.validate()
 
 
 def test_two_hosts_never_get_the_same_turn(journal: Journal, path: Path):
