@@ -72,7 +72,8 @@ _COMPLAINT = _begins(
     r"i (?:did not|didn't|never) (?:ask|mean|want|say)\b|i (?:only )?(?:asked|meant)\b(?! to\b)",
     r"i (?:do not|don't) (?:like|want|understand) (?:it|this|that|your)\b|i still get\b",
     rf"actually,? (?:it|that){_IS} (?!{_GOOD}\b)",
-    r"no(?=\W*$)|no, (?:i meant|it's|it is|not|you|that's (?:not|wrong))|[👎😡]",
+    r"no(?=\W*$)|no, (?:i meant|it's|it is|not|you)|[👎😡]",
+    r"no, that(?:'s| is| was) (?:not|wrong|incorrect)\b",
 )
 _WISH = _begins(
     rf"(?:please |just )*be (?:more |less |a bit )*{_FORM}\b",
