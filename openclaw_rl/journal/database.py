@@ -1,6 +1,6 @@
 """One SQLite file as the journal: its tables, its connection, its transactions.
 
-Guarantees: files that only their owner can read; after `write()` has left its block, the change
+Guarantees: files that only their owner can read; after `batch()` has left its block, the change
 survives the death of any process; one connection may be shared by threads; who finds another
 process writing waits for it. One number says which layout a file has; older ones are changed into
 ours when they are opened.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from openclaw_rl.errors import JournalError
 
@@ -136,10 +136,10 @@ _PATIENCE = 30.0
 
 class Database:
     def __init__(self, path: Path, create: bool) -> None:
-        """Open the file, or make it. Raises `JournalError`."""
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
+        self._last_state: tuple[int, int] | None = None
         if create:
             _touch_private(path)
         elif not path.is_file():
@@ -160,8 +160,24 @@ class Database:
         for suffix in ("", "-wal", "-shm"):  # the log and its index hold conversation text as well
             _make_private(Path(f"{path}{suffix}"))
 
+    @classmethod
+    def open(cls, path: str | Path, create: bool = True) -> Self:
+        """Open the journal at `path` (made with mode 0600 if `create`). Raises `JournalError` where
+        the file is missing, is no journal, or has a layout that this version cannot read."""
+        return cls(Path(path).expanduser(), create)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _prepare(self, create: bool) -> None:
-        with self.read():
+        with self._read():
             found = self._layout()
         if not found and not create:
             raise JournalError(f"the journal {self.path} is empty: nothing was recorded yet")
@@ -174,7 +190,7 @@ class Database:
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute("PRAGMA journal_size_limit = 67108864")
         if found != LAYOUT:
-            with self.write() as db:
+            with self.batch() as db:
                 found = self._layout()  # another process may have been faster
                 changes = [_CHANGES[at] for at in range(found, LAYOUT)] if found else [_TABLES]
                 for statement in ";".join(changes).split(";"):
@@ -186,10 +202,10 @@ class Database:
         """The layout of the file, 0 where it is empty; in a transaction, so that nobody makes
         tables meanwhile. Raises `JournalError` where it is something else, or of a layout that
         cannot be made into ours."""
-        version = self.pragma("user_version")
+        version = self._pragma("user_version")
         if not version and not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
             return 0
-        if self.pragma("application_id") != APPLICATION_ID:
+        if self._pragma("application_id") != APPLICATION_ID:
             raise JournalError(f"{self.path} is an SQLite file, but not an openclaw-rl journal")
         if version != LAYOUT and version not in _CHANGES:
             age = "a newer" if version > LAYOUT else "an older"
@@ -200,8 +216,9 @@ class Database:
         return version
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction; inside another one of this thread, a savepoint of it."""
+    def batch(self) -> Iterator[sqlite3.Connection]:
+        """Commit everything inside at once; an error inside undoes all of it. Inside another one of
+        this thread it is a part of that, committed with it and undone alone."""
         with self._lock:
             begin, commit, undo = "BEGIN IMMEDIATE", "COMMIT", ["ROLLBACK"]
             if self._depth:
@@ -226,7 +243,7 @@ class Database:
                 raise
 
     @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def _read(self) -> Iterator[sqlite3.Connection]:
         """One consistent view for all statements of the block."""
         with self._lock:
             if self._depth > 0:
@@ -247,23 +264,23 @@ class Database:
             if self._db.in_transaction:  # a full or failing disk may have rolled back
                 self._db.execute(statement)
 
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         """All that one query answers."""
-        with self.read() as db:
+        with self._read() as db:
             return db.execute(sql, values).fetchall()
 
-    def change(self, sql: str, values: Sequence[Any] = ()) -> int:
+    def _change(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Carry out one statement; how many rows it changed."""
-        with self.write() as db:
+        with self.batch() as db:
             return db.execute(sql, values).rowcount
 
-    def pragma(self, statement: str) -> int:
-        """The number a PRAGMA answers with (0 where it answers nothing)."""
+    def _pragma(self, statement: str) -> int:
+        """The number a PRAGMA answers with."""
         with self._lock:
             row = self._retry(lambda: self._db.execute(f"PRAGMA {statement}").fetchone())
-            return int(row[0]) if row else 0
+            return int(row[0])
 
-    def vacuum(self) -> None:
+    def _vacuum(self) -> None:
         """Return free pages to the system, and empty the write-ahead log, which may still hold
         deleted text. Not possible inside a transaction, and a reader of another process can hold
         the log up: then a later call does it."""
@@ -272,16 +289,14 @@ class Database:
                 return
             self._retry(lambda: self._db.execute("PRAGMA incremental_vacuum").fetchall())
             deadline = time.monotonic() + 2.0  # readers are done within milliseconds
-            while self.pragma("wal_checkpoint(TRUNCATE)") and time.monotonic() < deadline:
+            while self._pragma("wal_checkpoint(TRUNCATE)") and time.monotonic() < deadline:
                 time.sleep(0.01)
 
-    def state(self) -> tuple[int, int]:
-        """Differs from an earlier one as soon as anybody has committed anything."""
-        return self.pragma("data_version"), self._db.total_changes
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()
+    def changed(self) -> bool:
+        """Whether anything was committed since the last call (or ever): cheap, for pollers."""
+        last = self._last_state
+        self._last_state = self._pragma("data_version"), self._db.total_changes
+        return last != self._last_state
 
     def _retry(self, action: Callable[[], T]) -> T:
         """Run `action` again while another process is writing. Its transactions take

@@ -59,11 +59,11 @@ def purge(
 
 def size(db: sqlite3.Connection) -> int:
     """Bytes of content, without free pages."""
-    [(pages,)], [(free,)], [(page,)] = (
-        db.execute(f"PRAGMA {name}").fetchall()
-        for name in ("page_count", "freelist_count", "page_size")
+    [(n,)] = db.execute(
+        "SELECT (page_count - freelist_count) * page_size "
+        "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
     )
-    return int((pages - free) * page)
+    return int(n)
 
 
 def _mark_learnt(db: sqlite3.Connection, doomed: tuple[str]) -> None:
@@ -71,8 +71,7 @@ def _mark_learnt(db: sqlite3.Connection, doomed: tuple[str]) -> None:
     its file may still lie in the data folder, and nothing trains twice."""
     db.execute(
         "INSERT OR IGNORE INTO counters "
-        "SELECT CASE WHEN off_policy THEN 'replayed' ELSE 'learnt' END, "
-        "CASE WHEN off_policy THEN turn_id ELSE node_hash END, 1 FROM turns "
+        "SELECT 'learnt', CASE WHEN off_policy THEN turn_id ELSE node_hash END, 1 FROM turns "
         f"WHERE seq IN {_DOOMED} AND (off_policy OR state = 'trained')",
         doomed,
     )

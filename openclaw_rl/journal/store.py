@@ -12,10 +12,8 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import JournalError
@@ -45,37 +43,12 @@ class Endpoint:
     published: float
 
 
-class Journal:
-    def __init__(self, db: Database) -> None:
-        self._db = db
-        self._last_state: tuple[int, int] | None = None
-
-    @classmethod
-    def open(cls, path: str | Path, create: bool = True) -> Journal:
-        """Open the journal at `path` (made with mode 0600 if `create`). Raises `JournalError` where
-        the file is missing, is no journal, or has a layout that this version cannot read."""
-        return cls(Database(Path(path).expanduser(), create))
-
-    def close(self) -> None:
-        self._db.close()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        """Commit everything inside at once; an error inside undoes all of it."""
-        with self._db.write():
-            yield
-
+class Journal(Database):
     # -- gateway ---------------------------------------------------------------------------
 
     def record_turn(self, rec: Turn) -> None:
         """Keep a finished turn. Raises `JournalError` if its id is known already."""
-        with self._db.write() as db:
+        with self.batch() as db:
             turns.insert_turn(db, rec)
 
     def set_next_state(self, turn_id: str, messages: Sequence[Message]) -> bool:
@@ -83,7 +56,7 @@ class Journal:
         where there is one already, the turn is no longer waiting, or `messages` is empty."""
         if not messages:
             return False
-        with self._db.write() as db:
+        with self.batch() as db:
             row = db.execute(
                 "SELECT session_id FROM turns WHERE turn_id = ? AND state = 'waiting'", (turn_id,)
             ).fetchone()
@@ -107,7 +80,7 @@ class Journal:
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a named counter of `outcomes().counters`."""
-        with self._db.write() as db:
+        with self.batch() as db:
             turns.add_count(db, "count", name, n)
 
     def end_session(self, session_id: str, *, owner: str | None = None) -> int:
@@ -118,36 +91,27 @@ class Journal:
     def heads(self, limit: int) -> list[Turn]:
         """Heads of the newest `limit` turns that were served, parents first, for `Tracker.restore`.
         Replayed ones are kept apart: no live conversation goes on from them."""
-        with self._db.read() as db:
+        with self._read() as db:
             clause = "WHERE t.off_policy = 0 ORDER BY t.seq DESC LIMIT ?"
             return turns.load_heads(db, clause, (limit,))[::-1]
 
     def turn(self, turn_id: str) -> Turn | None:
         """A turn with everything that is known of it."""
-        with self._db.read() as db:
+        with self._read() as db:
             return turns.load_turn(db, turn_id)
 
-    def has_turn(self, turn_id: str) -> bool:
-        """Whether a turn of this id is there, or was replayed and went by age or size."""
-        found = self._db.rows(
-            "SELECT 1 FROM turns WHERE turn_id = ?1 UNION ALL "
-            "SELECT 1 FROM counters WHERE scope = 'replayed' AND name = ?1",
-            (turn_id,),
-        )
-        return bool(found)
-
-    def served(self) -> set[str]:
-        """The `node_hash` of every turn that was served: what was said up to its reply. Also of
-        those that were trained and went by age or size."""
-        rows = self._db.rows(
-            "SELECT node_hash FROM turns WHERE off_policy = 0 UNION ALL "
-            "SELECT name FROM counters WHERE scope = 'learnt'"
+    def known(self) -> set[str]:
+        """What was said already: the `node_hash` of every turn that was served, the id of every one
+        that was replayed; also of those that were trained, or replayed, and went by age or size."""
+        rows = self._rows(
+            "SELECT CASE WHEN off_policy THEN turn_id ELSE node_hash END FROM turns UNION ALL "
+            "SELECT name FROM counters WHERE scope IN ('learnt', 'replayed')"
         )
         return {row[0] for row in rows}
 
     def tokens(self, turn_id: str) -> list[int]:
         """Prompt and output ids of a turn. Raises `JournalError` for an unknown turn."""
-        with self._db.read() as db:
+        with self._read() as db:
             prompt, output = turns.load_tokens(db, turn_id)
         return prompt + output
 
@@ -161,12 +125,12 @@ class Journal:
         """Ids of all turns (of a session, an owner, made before a time and held by nobody: what
         `purge` would delete), oldest first."""
         sql = f"SELECT turn_id FROM turns WHERE {retention.NAMED} ORDER BY seq"
-        return [row[0] for row in self._db.rows(sql, (session_id, owner, before))]
+        return [row[0] for row in self._rows(sql, (session_id, owner, before))]
 
     def sessions(self, limit: int) -> list[tuple[str, str, float, dict[str, int]]]:
         """The sessions that were used last: id, owner, when their newest turn was made, and how
         many turns are in which state."""
-        rows = self._db.rows(
+        rows = self._rows(
             "SELECT session_id, owner, max(last), json_group_object(state, n) FROM ("
             "SELECT session_id, owner, state, max(created) AS last, count(*) AS n FROM turns "
             "GROUP BY session_id, owner, state) "
@@ -189,7 +153,7 @@ class Journal:
         """Up to `limit` turns to judge, oldest first, reserved for `worker` until
         `now + lease_seconds`; none of `but_not`, which it still has in hand. A turn whose judge
         died too often is dropped as `judge_lost`."""
-        with self._db.write() as db:
+        with self.batch() as db:
             db.execute(
                 "UPDATE turns SET state = 'dropped', reason = 'judge_lost' "
                 "WHERE state = 'judging' AND claim_until <= ? AND attempts >= ?",
@@ -203,19 +167,19 @@ class Journal:
                 "ORDER BY created, seq LIMIT ?) RETURNING turn_id",
                 (worker, now + lease_seconds, now, json.dumps(but_not), limit),
             ).fetchall()
-        with self._db.read() as db:
+        with self._read() as db:
             found = [turn for (turn_id,) in rows if (turn := turns.load_turn(db, turn_id))]
         return sorted(found, key=lambda turn: turn.created)
 
     def extend_claims(self, worker: str, until: float) -> list[str]:
         """A slow judge is still at work: keep its claims until then. The turns it still holds."""
-        with self._db.write() as db:
+        with self.batch() as db:
             extend = f"UPDATE turns SET claim_until = ? WHERE {_CLAIMED} RETURNING turn_id"
             return [row[0] for row in db.execute(extend, (until, worker))]
 
     def release_claims(self, worker: str) -> int:
         """A judge stops in good order: its turns are free at once, the attempt does not count."""
-        return self._db.change(
+        return self._change(
             "UPDATE turns SET claim_worker = NULL, claim_until = 0, attempts = attempts - 1 "
             f"WHERE {_CLAIMED}",
             (worker,),
@@ -235,7 +199,7 @@ class Journal:
         topk = verdict.teacher_topk
         if verdict.score is not None and not math.isfinite(verdict.score):
             raise JournalError(f"turn {turn_id}: the score must be a finite number or None")
-        with self._db.write() as db:
+        with self.batch() as db:
             row = _claimed(db, turn_id, worker)
             if row is None:
                 return None
@@ -270,7 +234,7 @@ class Journal:
     ) -> State | None:
         """The judge could not be asked: JUDGING again from `retry_at` on, or DROPPED for `reason`
         after `max_attempts`. Counted as `postponed:<reason>`. None where the claim was lost."""
-        with self._db.write() as db:
+        with self.batch() as db:
             row = _claimed(db, turn_id, worker)
             if row is None:
                 return None
@@ -290,7 +254,7 @@ class Journal:
     def ready(self, limit: int = 4096) -> list[Turn]:
         """Ready turns, oldest first; of any one session no more than its fair part of `limit`
         while others have some, so that a long queue of one hides nobody."""
-        with self._db.read() as db:
+        with self._read() as db:
             return turns.load_heads(
                 db,
                 "JOIN (SELECT seq AS ready, row_number() OVER (PARTITION BY owner, session_id "
@@ -305,14 +269,14 @@ class Journal:
         Raises `JournalError` while an earlier lease of this host and rollout is unfinished.
         """
         ids = list(dict.fromkeys(turn_ids))
-        with self._db.write():
+        with self.batch():
             if rollout_id in self.leases(host):
                 raise JournalError(
                     f"rollout {rollout_id} of {host} has an unfinished lease: train it or give "
                     "it back"
                 )
             ready = "state = 'ready' AND turn_id IN (SELECT value FROM json_each(?3))"
-            leased = self._db.change(
+            leased = self._change(
                 f"UPDATE turns SET state = 'leased', lease_host = ?1, lease_rollout = ?2 "
                 f"WHERE {ready} AND (SELECT count(*) FROM turns WHERE {ready}) = ?4",
                 (host, rollout_id, json.dumps(ids), len(ids)),
@@ -322,7 +286,7 @@ class Journal:
     def leases(self, host: str) -> dict[int, list[str]]:
         """The turns that a host has leased and neither trained nor given back, oldest first, by
         rollout, the lowest first."""
-        rows = self._db.rows(
+        rows = self._rows(
             "SELECT lease_rollout, turn_id FROM turns WHERE state = 'leased' "
             "AND lease_host = ? ORDER BY lease_rollout, created, turn_id",
             (host,),
@@ -334,7 +298,7 @@ class Journal:
 
     def give_back(self, rollout_id: int, host: str) -> int:
         """The turns of an unfinished lease are ready again; how many."""
-        return self._db.change(
+        return self._change(
             "UPDATE turns SET state = 'ready', lease_host = NULL, lease_rollout = NULL "
             f"WHERE {_LEASED}",
             (host, rollout_id),
@@ -342,7 +306,7 @@ class Journal:
 
     def mark_trained(self, rollout_id: int, host: str, version: str) -> int:
         """The weights `version` have learnt from this lease; how many turns. Again: 0."""
-        return self._db.change(
+        return self._change(
             f"UPDATE turns SET state = 'trained', trained_version = ? WHERE {_LEASED}",
             (version, host, rollout_id),
         )
@@ -350,7 +314,7 @@ class Journal:
     def lineage(self, turn_ids: Iterable[str]) -> list[Turn]:
         """These turns and all whose tokens their prompts begin with, oldest first: heads, of these
         turns with what was sampled and their verdicts. Unknown ids are left out."""
-        with self._db.read() as db:
+        with self._read() as db:
             return turns.load_lineage(db, set(turn_ids))
 
     def drop_leased(self, rollout_id: int, host: str, turn_ids: Iterable[str], reason: str) -> int:
@@ -364,7 +328,7 @@ class Journal:
         """Tie the journal to the model that its turns are of: facts by name, each kept when it is
         first given. Raises `JournalError` in one line where one differs from what was kept: turns
         of one model must not train another."""
-        with self._db.write() as db:
+        with self.batch() as db:
             rows = db.execute("SELECT name, value FROM fingerprint")
             kept = {name: json.loads(value) for name, value in rows}
             wrong = [
@@ -374,7 +338,7 @@ class Journal:
             ]
             if wrong:
                 raise JournalError(
-                    f"the journal {self._db.path} belongs to another model ({'; '.join(wrong)}): "
+                    f"the journal {self.path} belongs to another model ({'; '.join(wrong)}): "
                     "use that one, or another journal"
                 )
             db.executemany(
@@ -388,11 +352,11 @@ class Journal:
         """Say where the engine of a role (`policy`, `judge`, `prm`, `teacher`), or the `gateway`,
         is now."""
         values = (role, url, turns.to_json(info), now)
-        self._db.change("INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, ?)", values)
+        self._change("INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, ?)", values)
 
     def endpoint(self, role: str) -> Endpoint | None:
         """What was published last for a role."""
-        for url, info, published in self._db.rows(
+        for url, info, published in self._rows(
             "SELECT url, info, published FROM endpoints WHERE role = ?", (role,)
         ):
             return Endpoint(role=role, url=url, info=json.loads(info), published=published)
@@ -402,12 +366,12 @@ class Journal:
 
     def outcomes(self) -> Outcomes:
         """Where all turns ever seen are, in one consistent view."""
-        with self._db.read() as db:
+        with self._read() as db:
             return load_outcomes(db)
 
     def judged(self, recent: int) -> tuple[int, float | None]:
         """How many turns have a verdict, and the mean score of the newest `recent` scored ones."""
-        [(total, mean)] = self._db.rows(
+        [(total, mean)] = self._rows(
             "SELECT (SELECT count(*) FROM verdicts), (SELECT avg(score) FROM (SELECT score "
             "FROM verdicts WHERE score IS NOT NULL ORDER BY seq DESC LIMIT ?))",
             (recent,),
@@ -435,13 +399,13 @@ class Journal:
             raise JournalError("purge needs to be told what to delete")
         removed, more = 0, True
         while more:
-            with self._db.write() as db:
+            with self.batch() as db:
                 n = retention.purge(db, *what)
             removed, more = removed + n, n == retention.CHUNK
             if more:
                 time.sleep(_BREATH)
         if removed:
-            self._db.vacuum()
+            self._vacuum()
         return removed
 
     def run_retention(
@@ -463,23 +427,13 @@ class Journal:
             done["purged"] += self.purge(max_bytes=max_bytes)
         return {what: n for what, n in done.items() if n}
 
-    def changed(self) -> bool:
-        """Whether anything was committed since the last call (or ever): cheap, for pollers."""
-        last, self._last_state = self._last_state, self._db.state()
-        return last != self._last_state
-
     def _end(self, where: str, values: tuple[Any, ...], reason: str) -> int:
-        if not reason:
-            raise JournalError("a turn is dropped for a reason")
-        return self._db.change(
+        return self._change(
             f"UPDATE turns SET state = 'dropped', reason = ?, claim_worker = NULL WHERE {where}",
             (reason, *values),
         )
 
 
 def _claimed(db: sqlite3.Connection, turn_id: str, worker: str) -> tuple[int, int, int] | None:
-    row: tuple[int, int, int] | None = db.execute(
-        f"SELECT seq, output_len, attempts FROM turns WHERE turn_id = ? AND {_CLAIMED}",
-        (turn_id, worker),
-    ).fetchone()
-    return row
+    held = f"SELECT seq, output_len, attempts FROM turns WHERE turn_id = ? AND {_CLAIMED}"
+    return db.execute(held, (turn_id, worker)).fetchone()  # type: ignore[no-any-return]

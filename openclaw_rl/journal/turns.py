@@ -66,18 +66,8 @@ def _unpack_topk(ids: bytes | None, log_probs: bytes | None, rows: int) -> TopK 
     )
 
 
-def to_json(value: Any) -> str:
-    """JSON text; key order is kept, because templates may print it."""
-    return _ENCODER.encode(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""JSON text; key order is kept, because templates may print it."""
 
 
 def _to_bytes(value: Any) -> bytes:
@@ -89,7 +79,7 @@ def _items(values: Sequence[Any]) -> bytes:
     """JSON of `values`, separated by commas: items of a and b joined by one are those of a + b.
     To be compared, never to be stored: `orjson` writes NaN as null."""
     try:
-        return orjson.dumps(values, default=_plain)[1:-1]
+        return orjson.dumps(values)[1:-1]
     except TypeError:  # a lone surrogate, a number beyond 64 bits
         return _to_bytes(values)[1:-1]
 

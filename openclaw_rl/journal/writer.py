@@ -49,12 +49,6 @@ class AsyncJournal:
             await asyncio.to_thread(pool.shutdown)
             journal.close()
 
-    async def __aenter__(self) -> AsyncJournal:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def write(
         self, action: Callable[Concatenate[Journal, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:

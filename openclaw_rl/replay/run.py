@@ -74,14 +74,13 @@ def replay(
     files.check(stamps)
     total = Replay(len(stamps))
     with _open(journal_path, dry_run) as journal:
-        known = set[str]()
-        served = journal.served() if journal is not None else set()
+        known = journal.known() if journal is not None else set()
         for number, file in enumerate(stamps, 1):
             one = Replay()
             for past in files.read(file):
                 one.conversations += 1
                 turns = reader.turns(past, now, one.left_out)
-                new = list(_new(turns, journal, known, served))
+                new = list(_new(turns, known))
                 one.added += len(new)
                 one.left_out["known"] += len(turns) - len(new)
                 if journal is not None and not dry_run:
@@ -99,15 +98,13 @@ def replay(
     return total
 
 
-def _new(
-    turns: Iterable[Turn], journal: Journal | None, known: set[str], served: set[str]
-) -> Iterator[Turn]:
+def _new(turns: Iterable[Turn], known: set[str]) -> Iterator[Turn]:
     """The turns that are not there yet, a parent that is there under another id left out."""
     elsewhere = set()
     for turn in turns:
-        if turn.node_hash in served:
+        if turn.node_hash in known:
             elsewhere.add(turn.turn_id)
-        elif turn.turn_id not in known and not (journal and journal.has_turn(turn.turn_id)):
+        elif turn.turn_id not in known:
             known.add(turn.turn_id)
             if turn.parent_id in elsewhere:
                 turn.parent_id, turn.matched, turn.shares_tokens = None, 0, False

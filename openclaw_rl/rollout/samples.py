@@ -67,13 +67,10 @@ def _verdict(turn: Turn) -> Verdict:
 
 def _misfit(turn: Turn, max_tokens: int | None) -> str | None:
     """The journal has checked the lengths already; this is the last look before training."""
-    length, verdict = len(turn.output_ids), _verdict(turn)
-    topk, sampled = verdict.teacher_topk, 0 if turn.off_policy else length
+    length = len(turn.output_ids)
+    sampled = 0 if turn.off_policy else length
     if not sampled == len(turn.output_logprobs) == len(turn.output_versions):
         return "misaligned"
-    for values in (verdict.teacher_log_probs, topk.ids if topk else None):
-        if values is not None and len(values) != length:
-            return "misaligned"
     return "too_long" if max_tokens and turn.prompt_len + length > max_tokens else None
 
 

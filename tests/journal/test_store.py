@@ -15,9 +15,7 @@ from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.database import LAYOUT
 from openclaw_rl.types import State, TopK, Turn, Verdict
-from tests.journal.build import chain, judged, record
-
-USER = ({"role": "user", "content": "thanks"},)
+from tests.journal.build import USER, chain, judged, record
 
 
 @pytest.fixture
@@ -29,14 +27,6 @@ def path(tmp_path: Path) -> Path:
 def journal(path: Path):
     with Journal.open(path) as opened:
         yield opened
-
-
-def make_ready(journal: Journal, rec: Turn, score: float = 1.0) -> None:
-    journal.record_turn(rec)
-    assert journal.set_next_state(rec.turn_id, USER)
-    [claimed] = journal.claim("w", 1, 201.0, 60.0)
-    assert claimed.turn_id == rec.turn_id
-    assert journal.write_verdict(rec.turn_id, "w", Verdict(score=score)) is State.READY
 
 
 def assert_same(turn, rec: Turn) -> None:
@@ -105,7 +95,7 @@ def test_turn_200_looks_up_no_more_than_turn_2(journal: Journal):
     counts = []
     for rec in chain(200):
         statements.clear()
-        journal._db._db.set_trace_callback(statements.append)
+        journal._db.set_trace_callback(statements.append)
         journal.record_turn(rec)
         counts.append(len(statements))
     assert counts[199] == counts[2]
@@ -199,7 +189,7 @@ def test_a_side_turn_has_one_state_only(journal: Journal):
 
 def test_case_19_a_turn_without_a_next_state_takes_no_place(journal: Journal):
     first, last = chain(2)
-    make_ready(journal, first)
+    judged(journal, first)
     journal.record_turn(last)
     assert [turn.turn_id for turn in journal.ready()] == [first.turn_id]
     assert journal.end_session("s1", owner="someone else") == 0
@@ -319,7 +309,7 @@ def test_a_turn_that_kills_its_judges_is_given_up(journal: Journal):
 
 def test_a_turn_is_trained_once(journal: Journal):
     for n in range(3):
-        make_ready(journal, record(f"t{n}", created=100.0 + n))
+        judged(journal, record(f"t{n}", created=100.0 + n))
     assert not journal.lease(1, "h", ["t0", "unknown"])
     assert not journal.lease(1, "h", [])
     assert journal.lease(1, "h", ["t1", "t0"])
@@ -345,8 +335,8 @@ def test_a_turn_is_trained_once(journal: Journal):
 
 def test_ready_turns_of_a_quiet_session_are_not_hidden_by_a_busy_one(journal: Journal):
     for rec in chain(10, "busy"):
-        make_ready(journal, rec)
-    make_ready(journal, record("quiet", session_id="quiet", created=500.0))
+        judged(journal, rec)
+    judged(journal, record("quiet", session_id="quiet", created=500.0))
     assert "quiet" in [turn.turn_id for turn in journal.ready(4)]
     found = journal.ready()
     assert [turn.created for turn in found] == sorted(turn.created for turn in found)
@@ -354,7 +344,7 @@ def test_ready_turns_of_a_quiet_session_are_not_hidden_by_a_busy_one(journal: Jo
 
 
 def test_versions_are_ordered_as_numbers(journal: Journal):
-    make_ready(journal, record(output_versions=["10", "9", "9"], sampling={}))
+    judged(journal, record(output_versions=["10", "9", "9"], sampling={}))
     [turn] = journal.ready()
     assert (turn.min_version, turn.max_version, turn.sampling) == ("9", "10", {})
 
@@ -420,7 +410,7 @@ def test_case_47_a_journal_belongs_to_one_model(journal: Journal, path: Path):
 def test_judged_counts_verdicts_and_averages_the_newest_scores(journal: Journal):
     assert journal.judged(2) == (0, None)
     for n, score in enumerate([1.0, 1.0, -1.0]):
-        make_ready(journal, record(f"t{n}"), score)
+        judged(journal, record(f"t{n}"), score=score)
     assert journal.judged(2) == (3, 0.0)
 
 
@@ -614,7 +604,7 @@ def test_purging_a_session_removes_its_text_and_keeps_the_sums(journal: Journal,
 
 def test_purging_by_age_keeps_what_remains_whole(journal: Journal):
     turns = chain(6)
-    make_ready(journal, turns[0])
+    judged(journal, turns[0])
     assert journal.lease(1, "h", [turns[0].turn_id])
     for rec in turns[1:]:
         journal.record_turn(rec)
@@ -642,11 +632,8 @@ def test_retention_leaves_what_a_judge_holds(journal: Journal):
 
 def content(path: Path) -> int:
     with sqlite3.connect(path) as db:
-        pages, free, page = (
-            db.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-    return (pages - free) * page
+        pages = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, "
+        return db.execute(pages + "pragma_freelist_count, pragma_page_size").fetchone()[0]
 
 
 def test_purging_by_size_goes_from_the_oldest_on_and_spares_the_unfinished(

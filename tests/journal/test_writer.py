@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,13 @@ from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import AsyncJournal, Journal
 from openclaw_rl.types import Turn
 from tests.journal.build import record
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[AsyncJournal]:
+    journal = AsyncJournal.open(path)
+    yield journal
+    await journal.close()
 
 
 def recording(journal: AsyncJournal, turn: Turn) -> asyncio.Future[None]:
@@ -22,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_write_that_is_done_is_seen_by_other_processes(path: Path):
-    async with AsyncJournal.open(path) as journal:
+    async with opened(path) as journal:
         await recording(journal, record())
         with Journal.open(path) as other:
             assert other.turn("t1") is not None
@@ -32,10 +41,10 @@ async def test_a_write_that_is_done_is_seen_by_other_processes(path: Path):
 
 
 async def test_writes_that_pile_up_are_committed_together(path: Path):
-    async with AsyncJournal.open(path) as journal:
+    async with opened(path) as journal:
         gate, commits = threading.Event(), []
         first = journal.write(lambda _: gate.wait(10))
-        journal._writer._db._db.set_trace_callback(
+        journal._writer._db.set_trace_callback(
             lambda sql: commits.append(sql) if sql == "COMMIT" else None
         )
         rest = [recording(journal, record(f"t{n}")) for n in range(64)]
@@ -48,7 +57,7 @@ async def test_writes_that_pile_up_are_committed_together(path: Path):
 
 async def test_nobody_is_told_before_the_commit(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("openclaw_rl.journal.writer._GROUP_SECONDS", 0.0)  # one write a commit
-    async with AsyncJournal.open(path) as journal:
+    async with opened(path) as journal:
         gate, hold = threading.Event(), threading.Event()
         journal.write(lambda _: gate.wait(10))
         first = recording(journal, record("a"))
@@ -65,13 +74,13 @@ async def test_nobody_is_told_before_the_commit(path: Path, monkeypatch: pytest.
 
 
 async def test_purging_in_the_writer_thread_works_too(path: Path):
-    async with AsyncJournal.open(path) as journal:
+    async with opened(path) as journal:
         await recording(journal, record())
         assert await journal.write(lambda target: target.purge(session_id="s1")) == 1
 
 
 async def test_one_failing_write_undoes_only_itself(path: Path):
-    async with AsyncJournal.open(path) as journal:
+    async with opened(path) as journal:
         gate = threading.Event()
         journal.write(lambda _: gate.wait(10))
 
@@ -99,7 +108,7 @@ async def test_one_failing_write_undoes_only_itself(path: Path):
 async def test_a_write_given_up_before_it_began_never_happens(path: Path):
     """Nobody is told that the turn is there, so it must not appear later: it would wait for a next
     state that never comes."""
-    async with AsyncJournal.open(path) as journal:
+    async with opened(path) as journal:
         gate = threading.Event()
         journal.write(lambda _: gate.wait(10))
         cancelled = recording(journal, record("cancelled"))
@@ -114,7 +123,7 @@ async def test_a_write_given_up_before_it_began_never_happens(path: Path):
 
 
 async def test_a_write_that_had_begun_counts_as_done(path: Path):
-    async with AsyncJournal.open(path) as journal:
+    async with opened(path) as journal:
         begun, gate = threading.Event(), threading.Event()
 
         def slow(target: Journal) -> None:

@@ -339,7 +339,7 @@ def test_case_30_a_lease_with_nothing_left_to_train_makes_no_step(journal: Journ
     judged(journal, record("gone", session_id="s1"))
     assert journal.lease(0, "h", ["gone"])
     # Damage that only a fault elsewhere could do: the log-probs of a leased turn are cut short.
-    with journal._db.write() as db:
+    with journal.batch() as db:
         db.execute("UPDATE payloads SET output_logprobs = x'00000000'")
     waiting = Background(arguments(path, 1))
     judged(journal, record("good", session_id="s2"))
