@@ -438,6 +438,10 @@ class Config(_Section):
             raise ConfigError(
                 "OPENCLAW_RL_API_KEY must not contain ':' (KEY:SESSION names a session)"
             )
+        for role in ("prm", "judge"):
+            named, url = (getattr(self.judge, f"{role}_{part}") for part in ("model", "url"))
+            if named and not url:
+                raise ConfigError(f"--{role}-model is a name at --{role}-url: set that, too")
         if train.opd_top_k and train.method == "rl":
             raise ConfigError("--opd-top-k distils from hints, and --method rl asks for none")
         if train.opd_hints > 1 and not train.opd_top_k:

@@ -3,6 +3,9 @@ conversation text or a secret."""
 
 from __future__ import annotations
 
+MISCONFIGURED = 2
+"""Exit status of a process that must not be started again: it would fail the same way."""
+
 
 class OpenClawRLError(Exception):
     """Base of all errors raised by openclaw-rl on purpose."""

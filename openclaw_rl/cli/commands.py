@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from openclaw_rl import __version__
-from openclaw_rl.cli.supervisor import MISCONFIGURED, stop_with_parent
+from openclaw_rl.cli.supervisor import stop_with_parent
 from openclaw_rl.config import Config, add_flags, load_config, render_config
-from openclaw_rl.errors import ConfigError, HookError, OpenClawRLError
+from openclaw_rl.errors import MISCONFIGURED, ConfigError, HookError, OpenClawRLError
 
 _OVERVIEW = """\
 openclaw-rl trains a personal agent while it is being used.
@@ -95,7 +95,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (2: misconfigured)."""
     options = build_parser().parse_args(argv)
     supervised = getattr(options, "supervised", False)
-    printing = options.command in ("status", "inspect", "export")
+    printing = options.command in ("status", "inspect", "export", "doctor", "connect")
     if argv is None and (printing or getattr(options, "print_config", False)):
         # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -58,9 +58,12 @@ def read_status(config: Config) -> dict[str, Any]:
         policy = journal.endpoint("policy")
         gateway = journal.endpoint("gateway")
         trainer = journal.endpoint("trainer")
+        rollout = journal.endpoint("rollout")
         judged, mean_reward = journal.judged(_RECENT)
         ready = journal.ready() if outcomes.ready else []
-    rules = Rules(config.rollout.batch_size, config.rollout.session_share, max_staleness=None)
+    # What the rollout waits for; before there was one, what it would wait for.
+    waits_for = rollout.info if rollout else config.rollout.model_dump()
+    rules = Rules(waits_for["batch_size"], waits_for["session_share"], max_staleness=None)
     choice = choose(ready, rules, None)
     status: dict[str, Any] = {
         "seen": outcomes.seen,
@@ -83,7 +86,7 @@ def read_status(config: Config) -> dict[str, Any]:
         "mismatch": dict(trainer.info) if trainer else None,
         "judged": judged,
         "mean_reward": mean_reward,
-        "batch_size": config.rollout.batch_size,
+        "batch_size": rules.batch_size,
         "usable": len(choice.take),
     }
     status["warnings"] = _warnings(status)

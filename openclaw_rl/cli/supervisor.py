@@ -21,10 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from openclaw_rl.errors import ConfigError
-
-MISCONFIGURED = 2
-"""Exit status of a process that must not be started again: it would fail the same way."""
+from openclaw_rl.errors import MISCONFIGURED, ConfigError
 
 STOP_SECONDS = 15.0
 """Time a child gets to end streams and save before it is killed."""

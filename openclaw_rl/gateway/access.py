@@ -51,16 +51,13 @@ def caller_of(headers: Mapping[str, str], api_key: str) -> Caller | None:
     scheme, _, bearer = headers.get("Authorization", "").partition(" ")
     sent = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
     tokens = [one.strip().encode("utf-8", "surrogateescape") for one in sent if one.strip()]
+    parts = [token.partition(b":") for token in tokens]
     if not api_key:
-        key, _, session = (tokens or [b""])[0].partition(b":")
+        key, _, session = (parts or [(b"", b"", b"")])[0]
         return _caller(key, session, anybody=not tokens)
-    wanted = api_key.encode()
-    for token in tokens:
-        # A configured key may itself contain colons: cut by its length, not at the first one.
-        key, rest = token[: len(wanted)], token[len(wanted) :]
-        right = hmac.compare_digest(key, wanted)
-        if right and (not rest or rest.startswith(b":")):
-            return _caller(key, rest[1:])
+    for key, _, session in parts:
+        if hmac.compare_digest(key, api_key.encode()):
+            return _caller(key, session)
     return None
 
 

@@ -26,6 +26,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from cachetools import LRUCache
+
 from openclaw_rl.errors import ConfigError, EngineError, EngineUnavailable, JournalError
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.journal.store import MAX_ATTEMPTS, Journal
@@ -51,7 +53,7 @@ SWEEP_SECONDS = 2.0
 STOP_SECONDS = 5.0
 """What is under way may end before a stopping worker gives it back."""
 ABSTENTIONS = 3
-"""At this attempt a turn of which all judges abstain is dropped as `no_verdict`."""
+"""A turn of which all judges abstain so often is dropped as `no_verdict`."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 """Seconds before a turn is tried again; doubled each time."""
 REST_SECONDS = 5.0
@@ -102,6 +104,8 @@ class JudgeWorker:
         """By turn id."""
         self._claims: dict[str, str] = {}
         """The claims that are to be renewed, by turn id; read by the renewing thread too."""
+        self._abstained: LRUCache[str, int] = LRUCache(4096)
+        """How often all judges abstained, by turn id: an outage in between is no abstention."""
         self._serial = itertools.count(1)
         self._stopping, self._woken = False, asyncio.Event()
         self._rest_until = 0.0
@@ -238,7 +242,10 @@ class JudgeWorker:
         else:
             self._rest_until = 0.0
             if verdict is None:
-                await self._postpone(turn, "no_verdict", most=ABSTENTIONS)
+                often = self._abstained.get(turn.turn_id, 0) + 1
+                self._abstained[turn.turn_id] = often
+                most = MAX_ATTEMPTS if often < ABSTENTIONS else 0
+                await self._postpone(turn, "no_verdict", most=most)
             else:
                 await self._write(turn, verdict, time.monotonic() - started)
         await self._carry_counters()

@@ -96,6 +96,8 @@ class _Wait:
 
     def run(self) -> RolloutFnTrainOutput:
         began = next_line = time.monotonic()
+        batch = {"batch_size": self.rules.batch_size, "session_share": self.rules.session_share}
+        self.journal.publish("rollout", "", batch, time.time())
         stop = self.args.stop_event or threading.Event()
         output = None
         if leased := self.journal.leases(self.args.host_name).get(self.rollout_id):

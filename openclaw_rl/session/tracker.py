@@ -99,7 +99,8 @@ class Tracker:
         names turns, which sessions have tools, which was used last, and what was followed."""
         placement = self.look(view, now)
         turn = placement.turn
-        if turn.kind_reason == _NAMED:
+        if turn.kind_reason == _NAMED and turn.kind == "main":
+            # Naming only what is side (a probe, an exam) leaves the rest as it is.
             self._namers[_program(view)] = True
         opens = turn.kind == "main" and turn.kind_reason != _EXTENDS
         if opens and view.has_tools and turn.source not in ("new", "body:user"):

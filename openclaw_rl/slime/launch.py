@@ -19,11 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.config import Config, SlimeConfig, add_flags, environment, load_config
-from openclaw_rl.errors import ConfigError, OpenClawRLError
+from openclaw_rl.errors import MISCONFIGURED, ConfigError, OpenClawRLError
 from openclaw_rl.slime.plan import Plan, is_used, make_plan
-
-MISCONFIGURED = 2
-"""Exit status of a launch that was refused."""
 
 
 def build_parser() -> argparse.ArgumentParser:

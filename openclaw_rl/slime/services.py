@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config import Config, environment, load_config, settings
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import MISCONFIGURED, ConfigError
 
 log = logging.getLogger("openclaw_rl.slime")
 
@@ -34,7 +34,6 @@ SLIMES = {
     "gateway.max_tokens": "rollout_max_response_len",
 }
 """Settings that flags of slime say -> their names in `args`."""
-MISCONFIGURED = 2
 _ASK_SECONDS, _STOP_SECONDS = 5.0, 40.0
 
 

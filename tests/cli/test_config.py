@@ -59,6 +59,7 @@ def test_the_top_k_form_is_one_switch():
         ),
         (("--opd-subset", "both"), {}, "--opd-subset: must be 'student', 'teacher' or 'overlap'"),
         (("--opd-tail", "maybe"), {}, "--opd-tail: must be a valid boolean"),
+        (("--judge-model", "m"), {}, "--judge-model is a name at --judge-url: set that"),
         (("--opd-hints", "2"), {}, "--opd-hints above 1 needs --opd-top-k"),
         (("--opd-top-k", "4", "--method", "rl"), {}, "--opd-top-k distils from hints"),
         ((), {"OPENCLAW_RL_API_KEY": "a b"}, "OPENCLAW_RL_API_KEY: must be printable"),

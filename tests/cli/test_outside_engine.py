@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.cli import checks, main
-from openclaw_rl.cli.supervisor import MISCONFIGURED, guarded
+from openclaw_rl.cli.supervisor import guarded
 from openclaw_rl.config import hook_args, load_config
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import MISCONFIGURED, ConfigError
 from tests.fakes.model import tiny_tokenizer
 from tests.fakes.vllm import FakeVLLM
 

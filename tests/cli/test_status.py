@@ -1,6 +1,8 @@
 """`status` warns where nothing can be learnt."""
 
 import socket
+import threading
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from openclaw_rl.cli.status import probe, read_status, render_status
 from openclaw_rl.config import Config, DataConfig
 from openclaw_rl.journal import Journal
+from openclaw_rl.rollout import generate_rollout
 from openclaw_rl.types import TopK
 from tests.journal.build import judged, record
 
@@ -49,6 +52,15 @@ def test_case_46_turns_that_are_sampled_otherwise_than_trained_are_told_in_words
     status = read_status(config)
     assert status["usable"] == (0 if told else 16)
     assert ("20 turns were sampled with parameters" in render_status(status)) == told
+
+
+def test_the_batch_that_is_waited_for_is_shown_whatever_this_command_was_given(tmp_path: Path):
+    config = Config(data=DataConfig(path=str(tmp_path)))
+    args = Namespace(journal_path=str(config.journal_path), rollout_batch_size=4)
+    args.stop_event = threading.Event()
+    args.stop_event.set()
+    generate_rollout(args, 0, None)
+    assert "0/4 ready" in render_status(read_status(config))
 
 
 def test_an_address_where_nobody_listens_any_more_is_not_shown_as_alive(tmp_path: Path):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from openclaw_rl.cli import supervisor
-from openclaw_rl.cli.supervisor import MISCONFIGURED, Loop, guarded, supervise
+from openclaw_rl.cli.supervisor import Loop, guarded, supervise
+from openclaw_rl.errors import MISCONFIGURED
 
 
 def loop(name: str, code: str) -> Loop:

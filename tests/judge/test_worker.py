@@ -402,6 +402,22 @@ async def test_case_26_no_verdict_is_asked_again_and_then_dropped(journal: Journ
     assert journal.outcomes().counters["postponed:no_verdict"] == 3
 
 
+async def test_case_27_an_outage_is_no_abstention(journal: Journal, model: Path) -> None:
+    clock, args = Clock(), make_args(hf_checkpoint=str(model))
+    add_turn(journal, "t1", "x")
+    worker = make_worker(journal, prm.custom_rm, args, clock=clock)
+    for _ in range(worker_module.ABSTENTIONS):
+        await worker.run_until_idle()  # nobody is there
+        clock.now += 600
+    async with FakeChat() as fake:
+        fake.default = "I cannot say."
+        args.prm_url = fake.url
+        await worker.run_until_idle()
+        await args.judge_models.close()
+    assert journal.outcomes().counters["postponed:no_verdict"] == 1
+    assert state(journal) is State.JUDGING
+
+
 async def test_case_27_a_judge_that_is_only_slow_costs_no_turn(journal: Journal) -> None:
     clock, args = Clock(), make_args(judge_timeout=2.0)  # of which the votes have 1.2 s
     add_turn(journal, "t1", "x")

@@ -124,6 +124,12 @@ def test_who_names_turns_and_then_does_not_is_side_when_in_doubt():
     assert client.place(view(user("chat"), owner="other", headers=agent)).turn.kind == "main"
 
 
+def test_a_program_that_names_only_what_is_side_has_main_turns_without_a_name():
+    client, agent = Client(), {"user-agent": "agent/1"}
+    client.turn(view(user("probe"), headers={**agent, "x-turn-type": "banana"}), A)
+    assert client.place(view(Q, headers=agent)).turn.kind == "main"
+
+
 def test_unnamed_can_be_set():
     assert Client(Tracker(unnamed="side")).place(view(Q)).turn.kind == "side"
     client = Client(Tracker(unnamed="main"))
