@@ -37,7 +37,7 @@ class TopK:
 
     @classmethod
     def of(cls, ids: Any, log_probs: Any, tokens: int) -> TopK:
-        """From lists of anybody's, for a reply of `tokens` tokens.
+        """From untrusted lists, for a reply of `tokens` tokens.
 
         None and values that are not finite become "nothing known". Raises `ValueError` where the
         shapes do not fit, an id is twice in a row, or a log-prob is above 0.

@@ -82,7 +82,7 @@ def from_a_website(headers: Mapping[str, str]) -> bool:
             return not place.scheme
         local = host == "localhost" or host.endswith(".localhost")
         return not (local or ipaddress.ip_address(host).is_loopback)
-    except ValueError:  # a name, or nothing of a URL
+    except ValueError:  # a host name, or not a URL at all
         return True
 
 

@@ -37,7 +37,7 @@ from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.identity import RequestView
 from openclaw_rl.session.tracker import Placement, Tracker
 from openclaw_rl.types import Message, Turn
-from openclaw_rl.wire.dialect import ChatRequest, Head, WireError, prompt_too_long
+from openclaw_rl.wire.dialect import ChatRequest, ReplyInfo, WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat, choose_format
 
 log = logging.getLogger("openclaw_rl.gateway")
@@ -170,7 +170,7 @@ class Gateway:
         turn = OpenTurn(
             request=request,
             placement=placement,
-            head=Head(record.turn_id, self.config.served_name, int(now), request),
+            head=ReplyInfo(record.turn_id, self.config.served_name, int(now), request),
             tokenizer=self._tokenizer,
             parser=self.reply_format.parser(request.tools, in_reasoning=in_reasoning),
             top_k=self.config.train.opd_top_k,
@@ -327,8 +327,8 @@ class Gateway:
     # -- the engine ------------------------------------------------------------------------------
 
     def _sampling(self, request: ChatRequest, prompt_tokens: int) -> dict[str, Any]:
-        """The parameters of the engine's request: the client's, as far as they are its to choose,
-        and as many tokens as are left of the context. Raises `WireError` where none is."""
+        """The parameters of the engine's request: the client's, where `client_sampling` lets it
+        choose, and at most the tokens that the context has left. Raises `WireError` without any."""
         asked, config = request.sampling, self.config.gateway
         if config.client_sampling == "ignore":
             for name in sorted(asked.keys() & _OPERATORS):

@@ -25,7 +25,7 @@ from openclaw_rl.wire.dialect import (
     ChatRequest,
     Dialect,
     Ending,
-    Head,
+    ReplyInfo,
     TokenLogprob,
     Usage,
     WireError,
@@ -82,7 +82,7 @@ class OpenTurn:
 
     request: ChatRequest
     placement: Placement
-    head: Head
+    head: ReplyInfo
     tokenizer: ChatTokenizer
     parser: ReplyParser
     top_k: int

@@ -151,7 +151,7 @@ class Journal(Database):
         but_not: Sequence[str] = (),
     ) -> list[Turn]:
         """Up to `limit` turns to judge, oldest first, reserved for `worker` until
-        `now + lease_seconds`; none of `but_not`, which it still has in hand. A turn whose judge
+        `now + lease_seconds`; none of `but_not`, which it is still judging. A turn whose judge
         died too often is dropped as `judge_lost`."""
         with self.batch() as db:
             db.execute(

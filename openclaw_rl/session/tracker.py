@@ -95,8 +95,8 @@ class Tracker:
         return len(self._tree)
 
     def place(self, view: RequestView, now: float) -> Placement:
-        """Where this request belongs. The tree changes only by `commit`; here it is noted who
-        names turns, which sessions have tools, which was used last, and what was followed."""
+        """Where this request belongs. Turns are added only by `commit`; this notes which
+        programs name their turns, which sessions use tools, and which turns were followed."""
         placement = self.look(view, now)
         turn = placement.turn
         if turn.kind_reason == _NAMED and turn.kind == "main":

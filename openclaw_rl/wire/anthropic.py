@@ -22,10 +22,10 @@ from openclaw_rl.wire.dialect import (
     ChatRequest,
     Dialect,
     Ending,
-    Head,
     Options,
     Parts,
     Positive,
+    ReplyInfo,
     Stops,
     TextEvent,
     TokenLogprob,
@@ -295,7 +295,7 @@ _EMPTY_BLOCKS: Mapping[str, Mapping[str, Any]] = {
 class MessagesStream:
     """Writes one streamed reply; see `ReplyStream`."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: ReplyInfo) -> None:
         self._head = head
         self._index = 0
         self._open: str | None = None  # the type of the block that is open
@@ -360,7 +360,7 @@ class MessagesStream:
 
 
 def messages_reply(
-    head: Head,
+    head: ReplyInfo,
     events: Sequence[ReplyEvent],
     ending: Ending,
     logprobs: Sequence[TokenLogprob] | None = None,
@@ -389,7 +389,7 @@ def error_body(error: WireError) -> dict[str, Any]:
 
 
 def _message(
-    head: Head, content: list[dict[str, Any]], ending: Ending | None, usage: Usage
+    head: ReplyInfo, content: list[dict[str, Any]], ending: Ending | None, usage: Usage
 ) -> dict[str, Any]:
     return {
         "id": f"msg_{head.turn_id}",
@@ -426,7 +426,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _signature(head: Head) -> str:
+def _signature(head: ReplyInfo) -> str:
     """What stands where clients expect a signature, and send it back unread: the turn's id."""
     return base64.b64encode(f"openclaw-rl:{head.turn_id}".encode()).decode()
 

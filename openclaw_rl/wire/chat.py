@@ -19,12 +19,12 @@ from openclaw_rl.wire.dialect import (
     ChatRequest,
     Dialect,
     Ending,
-    Head,
     Int32,
     Options,
     Parts,
     Positive,
     Refused,
+    ReplyInfo,
     Stops,
     TextEvent,
     TokenLogprob,
@@ -245,7 +245,7 @@ _DONE = b"data: [DONE]\n\n"
 class ChatStream:
     """Writes one streamed reply; see `ReplyStream`. Keeps no text."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: ReplyInfo) -> None:
         self._include_usage = head.request.include_usage
         self._head = _head(head, "chat.completion.chunk")
         self._texts = {
@@ -316,7 +316,7 @@ def error_body(error: WireError) -> dict[str, Any]:
 
 
 def chat_completion(
-    head: Head,
+    head: ReplyInfo,
     events: Sequence[ReplyEvent],
     ending: Ending,
     logprobs: Sequence[TokenLogprob] | None = None,
@@ -331,7 +331,7 @@ def chat_completion(
     return {**_head(head, "chat.completion"), "choices": [choice], "usage": _usage(ending.usage)}
 
 
-def _head(head: Head, kind: str) -> dict[str, Any]:
+def _head(head: ReplyInfo, kind: str) -> dict[str, Any]:
     # The id carries the turn's, so that feedback can name it.
     return {
         "id": f"chatcmpl-{head.turn_id}",

@@ -248,7 +248,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ReplyInfo:
     """What a reply says about itself: the turn's id, the served name, seconds since the epoch."""
 
     turn_id: str
@@ -291,9 +291,9 @@ class Dialect:
 
     name: str
     parse: Callable[[bytes], ChatRequest]
-    stream: Callable[[Head], ReplyStream]
+    stream: Callable[[ReplyInfo], ReplyStream]
     whole: Callable[
-        [Head, Sequence[ReplyEvent], Ending, Sequence[TokenLogprob] | None], dict[str, Any]
+        [ReplyInfo, Sequence[ReplyEvent], Ending, Sequence[TokenLogprob] | None], dict[str, Any]
     ]
     error_body: Callable[[WireError], dict[str, Any]]
     error_status: Callable[[WireError], int] = lambda error: error.status

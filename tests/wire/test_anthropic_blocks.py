@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.wire.anthropic import messages_reply, parse_messages_request
-from openclaw_rl.wire.dialect import Ending, Head, Usage
+from openclaw_rl.wire.dialect import Ending, ReplyInfo, Usage
 from openclaw_rl.wire.formats import HERMES
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
@@ -39,7 +39,7 @@ def served(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     parser = HERMES.parser(TOOLS)
     events = parser.feed(text) + parser.finish()
-    body = messages_reply(Head("t1", "m", 0, request), events, Ending("stop", Usage(1, 1)))
+    body = messages_reply(ReplyInfo("t1", "m", 0, request), events, Ending("stop", Usage(1, 1)))
     return parser.message(), body
 
 

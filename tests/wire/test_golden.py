@@ -13,7 +13,7 @@ import pytest
 
 from openclaw_rl.wire.anthropic import MESSAGES
 from openclaw_rl.wire.chat import CHAT
-from openclaw_rl.wire.dialect import Dialect, Ending, Head, TokenLogprob, Usage, unavailable
+from openclaw_rl.wire.dialect import Dialect, Ending, ReplyInfo, TokenLogprob, Usage, unavailable
 from openclaw_rl.wire.reply import ReplyEvent
 
 FOLDER = Path(__file__).parent / "golden"
@@ -90,9 +90,9 @@ CASES = [
 ]
 
 
-def head(dialect: Dialect, script: Script) -> Head:
+def head(dialect: Dialect, script: Script) -> ReplyInfo:
     body = {"max_tokens": 99, "messages": [{"role": "user", "content": "hi"}], **script.options}
-    return Head(TURN, "tiny", CREATED, dialect.parse(json.dumps(body).encode()))
+    return ReplyInfo(TURN, "tiny", CREATED, dialect.parse(json.dumps(body).encode()))
 
 
 def transcript(dialect: Dialect, script: Script) -> bytes:

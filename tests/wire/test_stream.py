@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from openclaw_rl.wire.chat import ChatStream, chat_completion, parse_chat_request
-from openclaw_rl.wire.dialect import Ending, Head, TokenLogprob, Usage, unavailable
+from openclaw_rl.wire.dialect import Ending, ReplyInfo, TokenLogprob, Usage, unavailable
 from openclaw_rl.wire.formats import HERMES
 from openclaw_rl.wire.reply import ReplyEvent
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
 
-def head(**options) -> Head:
+def head(**options) -> ReplyInfo:
     body = {"messages": [{"role": "user", "content": "hi"}], **options}
-    return Head("1", "m", 7, parse_chat_request(json.dumps(body).encode()))
+    return ReplyInfo("1", "m", 7, parse_chat_request(json.dumps(body).encode()))
 
 
 def chunks(raw: bytes) -> list[dict]:
