@@ -12,10 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from openclaw_rl.config import Config, hook_args, is_loopback
+from openclaw_rl.engine import model_fingerprint
 from openclaw_rl.engine.survey import survey
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import load_hook
+from openclaw_rl.journal import Journal
+from openclaw_rl.journal.lock import gateway_lock, trainer_lock
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.external import needs_of
 from openclaw_rl.replay import files
@@ -25,13 +28,6 @@ from openclaw_rl.wire.formats import find_format
 
 INSTALL_LOCAL = "pip install -e '.[local]' in the project's folder"
 """What brings the packages of the embedded engine and of training."""
-
-
-def check_loops(given: Sequence[str], known: Sequence[str]) -> None:
-    """The loops asked for must be ones that there are."""
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"up: {name!r} is not one of {', '.join(known)}")
 
 
 def check_model(config: Config) -> None:
@@ -54,6 +50,23 @@ def check_data(config: Config) -> None:
         raise ConfigError(f"--data: cannot make {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"--data: {path} is not writable")
+
+
+def check_journal(config: Config, loops: Sequence[str]) -> None:
+    """Nobody else may serve or train from the journal, and its turns must be of this model: a
+    journal that has none yet is tied to it. Raises `ConfigError`, `JournalError`."""
+    for name, lock in (("serve", gateway_lock), ("train", trainer_lock)):
+        if name in loops:
+            lock(config.journal_path).close()
+    if "train" in loops:
+        with Journal.open(config.journal_path) as journal:
+            journal.bind(
+                {
+                    "base": model_fingerprint(config.model.path),
+                    "lora_rank": config.train.lora_rank,
+                    "lora_alpha": config.train.lora_alpha,
+                }
+            )
 
 
 def check_conversations(config: Config) -> list[Path]:

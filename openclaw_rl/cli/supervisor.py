@@ -18,19 +18,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from openclaw_rl.errors import MISCONFIGURED, ConfigError
 
 STOP_SECONDS = 15.0
 """Time a child gets to end streams and save before it is killed."""
 
-REST_SECONDS = 5.0
-"""Time for the rest of the output of a child that has ended: what it started may live on, and hold
-the pipe open for ever."""
-
 _FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.5, 30.0, 60.0
+
+_PIPE_BYTES = 1 << 20
+"""More than a pipe holds: one read takes all that was written."""
 
 
 @dataclass(frozen=True)
@@ -69,32 +69,23 @@ def guarded(name: str, command: str) -> Loop:
         program = words[0] if words else ""
         fix = "; before the program write env NAME=VALUE" if "=" in program else ""
         raise ConfigError(f"--engine-cmd: no such program: {program}{fix}")
-    # vLLM loads adapters while it serves only where this is set; others do not look at it.
-    return Loop(
-        name,
-        [
-            *("env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
-            *(sys.executable, "-m", "openclaw_rl.cli.guard_child", *words),
-        ],
-        kill=signal.SIGINT,  # the guard itself must live to end what it holds
-    )
+    guard = ["env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",  # or vLLM takes no adapter at run time
+             sys.executable, "-m", "openclaw_rl.cli.guard_child"]  # fmt: skip
+    # SIGKILL would end the guard, which must live to end what it holds.
+    return Loop(name, [*guard, *words], kill=signal.SIGINT)
 
 
 async def supervise(
-    loops: Sequence[Loop],
-    emit: Callable[[str], None],
-    background: Callable[[], Awaitable[None]] | None = None,
-    stop: asyncio.Event | None = None,
+    loops: Sequence[Loop], emit: Callable[[str], None], stop: asyncio.Event | None = None
 ) -> int:
     """Run `loops` until `stop`, SIGINT or SIGTERM; return the exit status.
 
     A loop may ask those before it in the list: each is ended when all after it have ended. A second
     signal ends all of them at once. `emit` receives each line of output, prefixed by the loop's
-    name. `background` runs beside them and is cancelled at the end.
+    name.
     """
-    stop = stop or asyncio.Event()
-    at_once = asyncio.Event()
-    event_loop = asyncio.get_running_loop()
+    stop, at_once = stop or asyncio.Event(), asyncio.Event()
+    status = 0
 
     def interrupted() -> None:
         if stop.is_set():
@@ -104,17 +95,19 @@ async def supervise(
             stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Outside the main thread it is refused: there the owner of `stop` hears the signals.
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            event_loop.add_signal_handler(number, interrupted)
-    status = 0
+        asyncio.get_running_loop().add_signal_handler(number, interrupted)
 
-    async def keep(loop: Loop, may_end: asyncio.Event) -> None:
+    async def may_end(place: int) -> None:
+        await stop.wait()
+        for later in kept[place + 1 :]:
+            await asyncio.wait({later})
+
+    async def keep(place: int, loop: Loop) -> None:
         nonlocal status
         pause = _FIRST_PAUSE
         while not stop.is_set():
             started = time.monotonic()
-            code = await _run_once(loop, may_end, at_once, emit)
+            code = await _run_once(loop, may_end(place), at_once.wait(), emit)
             if stop.is_set() or (loop.once and code == 0):
                 return
             if code == MISCONFIGURED:
@@ -128,82 +121,72 @@ async def supervise(
                 await asyncio.wait_for(stop.wait(), pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    kept = []
-    for loop in loops:
-        may_end = asyncio.Event()
-        kept.append((asyncio.ensure_future(keep(loop, may_end)), may_end))
-
-    async def end_in_order() -> None:
-        await stop.wait()
-        for task, may_end in reversed(kept):
-            may_end.set()
-            await asyncio.wait({task})
-
-    beside = asyncio.ensure_future(background()) if background else None
-    await asyncio.gather(*(task for task, _ in kept), end_in_order())
-    if beside:
-        beside.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await beside
+    kept = [asyncio.ensure_future(keep(place, loop)) for place, loop in enumerate(loops)]
+    await asyncio.gather(*kept)
     return status
 
 
 async def _run_once(
-    loop: Loop, stop: asyncio.Event, at_once: asyncio.Event, emit: Callable[[str], None]
+    loop: Loop,
+    may_end: Coroutine[Any, Any, Any],
+    at_once: Coroutine[Any, Any, Any],
+    emit: Callable[[str], None],
 ) -> int:
-    # A pipe of our own: with asyncio's, `wait()` lasts (Python 3.11) until everybody closed it.
-    output, theirs = os.pipe()
+    """Run the child to its end, which comes by itself, or is asked for once `may_end` returns and
+    enforced once `at_once` does; its status."""
+    told, killed = asyncio.ensure_future(may_end), asyncio.ensure_future(at_once)
+    with _relayed(loop.name, emit) as output:
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *loop.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which ends them
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot start {loop.command[0]}: {error.strerror}") from error
+        assert child.stdin is not None
+        if loop.config:  # a few kilobytes, which the pipe holds
+            child.stdin.write(loop.config.encode() + b"\n")
+        ended = asyncio.ensure_future(child.wait())
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait({ended, told, killed}, return_when=first)
+        if not ended.done() and not killed.done():
+            child.terminate()
+            await asyncio.wait({ended, killed}, timeout=STOP_SECONDS, return_when=first)
+            if not ended.done() and not killed.done():
+                emit(f"[up] {loop.name} did not stop within {STOP_SECONDS:g} s; killed")
+        if not ended.done():
+            child.send_signal(loop.kill)
+        told.cancel()
+        killed.cancel()
+        return await ended
+
+
+@contextlib.contextmanager
+def _relayed(name: str, emit: Callable[[str], None]) -> Iterator[int]:
+    """A descriptor whose lines are emitted: all that was written to it before the end, and nothing
+    more, because what a child started may live on and hold the pipe open for ever."""
+    event_loop = asyncio.get_running_loop()
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    rest = b""
+
+    def read() -> None:
+        nonlocal rest
+        with contextlib.suppress(BlockingIOError):
+            *lines, rest = (rest + os.read(source, _PIPE_BYTES)).split(b"\n")
+            for line in lines:
+                emit(f"[{name}] {line.decode('utf-8', 'replace').rstrip()}")
+
+    event_loop.add_reader(source, read)
     try:
-        child = await asyncio.create_subprocess_exec(
-            *loop.command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=theirs,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which ends them
-        )
-    except OSError as error:
-        os.close(output)
-        raise ConfigError(f"cannot start {loop.command[0]}: {error.strerror}") from error
+        yield sink
+        read()
+        if rest:
+            emit(f"[{name}] {rest.decode('utf-8', 'replace')}")
     finally:
-        os.close(theirs)
-    assert child.stdin is not None
-    if loop.config:  # a few kilobytes, which the pipe holds
-        child.stdin.write(loop.config.encode() + b"\n")
-    reading = asyncio.ensure_future(_relay(loop.name, output, emit))
-    ended = asyncio.ensure_future(child.wait())
-    stopping = asyncio.ensure_future(stop.wait())
-    killing = asyncio.ensure_future(at_once.wait())
-    first = asyncio.FIRST_COMPLETED
-    await asyncio.wait({ended, stopping, killing}, return_when=first)
-    if not ended.done() and not killing.done():
-        child.terminate()
-        await asyncio.wait({ended, killing}, timeout=STOP_SECONDS, return_when=first)
-        if not ended.done() and not killing.done():
-            emit(f"[up] {loop.name} did not stop within {STOP_SECONDS:g} s; killed")
-    if not ended.done():
-        child.send_signal(loop.kill)
-    code = await ended
-    stopping.cancel()
-    killing.cancel()
-    try:
-        await asyncio.wait_for(reading, REST_SECONDS)
-    except TimeoutError:
-        emit(f"[up] {loop.name} has ended, but a process that it started is still running")
-    return code
-
-
-async def _relay(name: str, output: int, emit: Callable[[str], None]) -> None:
-    """Emit each line that comes out of the pipe `output`, and close it at its end."""
-    stream = asyncio.StreamReader()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(output, "rb", 0)
-    )
-    with contextlib.closing(pipe):
-        while True:
-            try:
-                line = await stream.readline()
-            except ValueError:  # a line longer than the buffer: its rest follows
-                continue
-            if not line:
-                return
-            emit(f"[{name}] {line.decode('utf-8', 'replace').rstrip()}")
+        event_loop.remove_reader(source)
+        os.close(source)
+        os.close(sink)

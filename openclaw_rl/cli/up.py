@@ -10,6 +10,7 @@ from openclaw_rl.cli import checks
 from openclaw_rl.cli.status import progress_line
 from openclaw_rl.cli.supervisor import Loop, guarded, supervise
 from openclaw_rl.config import Config
+from openclaw_rl.errors import ConfigError
 
 LOOPS = ("train", "judge", "serve")
 """In the order in which they are started: each asks those before it."""
@@ -26,13 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(config: Config, options: argparse.Namespace) -> int:
     """Run until stopped; the exit status. Raises `ConfigError`."""
+    for name in options.loops:
+        if name not in LOOPS:
+            raise ConfigError(f"up: {name!r} is not one of {', '.join(LOOPS)}")
     wanted = [name for name in LOOPS if name in options.loops or not options.loops]
-    checks.check_loops(options.loops, LOOPS)
     checks.check_model(config)
     checks.check_data(config)
     if "train" in wanted:
         checks.check_engine_address(config)  # before what is there is asked what it is
         checks.check_training(config)
+        if not config.engine.url:
+            checks.check_port("127.0.0.1", config.engine.port, "--engine-port")
     if "judge" in wanted:
         checks.check_reward(config)
     past = 0
@@ -50,11 +55,9 @@ def run(config: Config, options: argparse.Namespace) -> int:
         )
         for name in (*wanted, *(["replay"] if past else []))
     ]
-    if "train" in wanted:
-        if config.engine.command:
-            loops.insert(0, guarded("engine", config.engine.command))
-        elif not config.engine.url:
-            checks.check_port("127.0.0.1", config.engine.port, "--engine-port")
+    if "train" in wanted and config.engine.command:
+        loops.insert(0, guarded("engine", config.engine.command))
+    checks.check_journal(config, wanted)  # last, because it ties the journal to the model
 
     def emit(line: str) -> None:
         print(line, flush=True)
@@ -74,4 +77,12 @@ def run(config: Config, options: argparse.Namespace) -> int:
         f"[up] model {config.served_name} at http://{config.gateway.host}:{config.gateway.port}/v1"
         f" · method {config.train.method} · data {config.data.path}"
     )
-    return asyncio.run(supervise(loops, emit, report))
+
+    async def all_loops() -> int:
+        reporting = asyncio.create_task(report())
+        try:
+            return await supervise(loops, emit)
+        finally:
+            reporting.cancel()
+
+    return asyncio.run(all_loops())

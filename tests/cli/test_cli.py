@@ -7,6 +7,8 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.errors import ConfigError, EngineError, HookError, JournalError
+from openclaw_rl.journal import Journal
+from openclaw_rl.journal.lock import gateway_lock, trainer_lock
 
 
 @pytest.fixture
@@ -133,6 +135,37 @@ def test_a_hook_that_does_not_load(capsys, tmp_path, model, flag, value, said):
     )
     assert flag in line
     assert said in line
+
+
+@pytest.fixture
+def up(tmp_path, model):
+    """A command line with nothing wrong in it."""
+    return ["up", "--model", str(model), "--data", str(tmp_path / "d"), "--port", "0",
+            "--engine-port", "0"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"base": "another"}, "base another in the journal"), ({"lora_rank": 8}, "lora_rank 8 in")],
+)
+def test_case_47_the_journal_of_another_model_is_refused_before_anything_starts(
+    capsys, tmp_path, up, given, said
+):
+    with Journal.open(tmp_path / "d" / "journal.db") as journal:
+        journal.bind(given)
+    line = complaint(capsys, *up)
+    assert "belongs to another model" in line
+    assert said in line
+
+
+@pytest.mark.parametrize("lock", [gateway_lock, trainer_lock])
+def test_a_journal_in_use_is_refused_before_anything_starts(capsys, tmp_path, up, lock):
+    with lock(tmp_path / "d" / "journal.db"):
+        assert "is already running on" in complaint(capsys, *up)
+
+
+def test_a_loop_that_there_is_not(capsys, up):
+    assert "'serv' is not one of train, judge, serve" in complaint(capsys, *up, "serv")
 
 
 def test_status_of_a_journal_that_is_not_there(capsys, tmp_path):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from openclaw_rl.cli import supervisor
 from openclaw_rl.cli.supervisor import Loop, guarded, supervise
 from openclaw_rl.errors import MISCONFIGURED
 
@@ -81,6 +80,20 @@ async def test_a_misconfigured_process_ends_the_whole():
     )
     assert status == MISCONFIGURED
     assert lines.count("[a] openclaw-rl: no model") == 1
+
+
+async def test_all_that_a_process_said_before_its_end_is_shown():
+    lines: list[str] = []
+    stop = asyncio.Event()
+    code = "import sys; print('x' * 60_000); sys.stdout.write('last words')"
+
+    def emit(line: str) -> None:
+        lines.append(line)
+        if line.startswith("[up] a ended"):
+            stop.set()
+
+    assert await asyncio.wait_for(supervise([loop("a", code)], emit, stop), 30) == 0
+    assert lines[:2] == [f"[a] {'x' * 60_000}", "[a] last words"]
 
 
 ENDS = """
@@ -198,18 +211,13 @@ async def test_a_guard_that_is_killed_takes_what_it_holds_along_and_is_started_a
     ]
 
 
-async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
+async def test_what_lives_on_with_our_pipe_holds_nothing_up():
     """What the guarded program itself started: it is not ended with a guard that is killed."""
     lines: list[str] = []
     stop = asyncio.Event()
     left: list[int] = []
 
-    def second() -> None:
-        monkeypatch.undo()  # this one is ended whole, which may take longer
-        stop.set()
-
-    monkeypatch.setattr(supervisor, "REST_SECONDS", 0.3)
-    emit = killing_the_first(lines, lambda pid: left.append(os.pidfd_open(pid)), second)
+    emit = killing_the_first(lines, lambda pid: left.append(os.pidfd_open(pid)), stop.set)
     engine = guarded("engine", "sh -c 'sleep 60 & echo pids $! $PPID; wait'")
     try:
         assert await asyncio.wait_for(supervise([engine], emit, stop=stop), 30) == 0
@@ -217,7 +225,6 @@ async def test_what_lives_on_with_our_pipe_holds_nothing_up(monkeypatch):
         signal.pidfd_send_signal(left[0], signal.SIGKILL)
         os.close(left[0])
     assert [line for line in lines if line.startswith("[up]")] == [
-        "[up] engine has ended, but a process that it started is still running",
         "[up] engine ended with status -9; starting it again in 0.5 s",
     ]
 
