@@ -1,6 +1,6 @@
 # make quickstart   watch a small real model adapt to a user (no GPU needed)
 # make test         the tests
-# make test-fast    while writing: without models, torch and real processes
+# make test-fast    while writing: the tests that are not marked slow
 # make test-slime   the tests that run slime's own code (SLIME_DIR=, the folder of a clone)
 # make test-vllm    the vLLM client against a real vLLM on the CPU (own environment, 3.5 GB)
 # make lint         ruff and mypy
@@ -27,11 +27,8 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-# Models, torch, launch scripts, real processes and SDKs.
-HEAVY := local losses launch slime e2e openclaw engine/test_conformance.py gateway/test_stalls.py \
-	gateway/test_hostile.py judge/test_service.py journal/test_processes.py wire/test_formats.py
 test-fast: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(HEAVY:%=--ignore=tests/%) $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 # A virtual environment of its own: SGLang and Megatron-core pin what the rest does not need.
 SLIME_VENV ?= .venv-slime

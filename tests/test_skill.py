@@ -68,6 +68,7 @@ def test_every_flag_that_the_text_names_is_one_of_ours():
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT)) - known == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in LINES if script_of(line) is not None])
 def test_the_scripts_dry_run_takes_it(line, tmp_path):
     place = Place(tmp_path)

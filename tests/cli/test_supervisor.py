@@ -15,6 +15,8 @@ import pytest
 from openclaw_rl.cli.supervisor import Loop, guarded, supervise
 from openclaw_rl.errors import MISCONFIGURED
 
+pytestmark = pytest.mark.slow
+
 
 def loop(name: str, code: str) -> Loop:
     return Loop(name, [sys.executable, "-u", "-c", textwrap.dedent(code)])

@@ -17,6 +17,8 @@ from tests.e2e.system import System, free_port
 from tests.fakes.model import tiny_model
 from tests.fakes.vllm import FakeVLLM
 
+pytestmark = pytest.mark.slow
+
 START_SECONDS = 240
 
 
@@ -49,7 +51,6 @@ async def test_a_reply_comes_from_the_first_adapter(tmp_path: Path) -> None:
     assert set(turn.output_versions) == {"0"}
 
 
-@pytest.mark.slow
 async def test_an_engine_that_we_started_and_that_dies_comes_back_with_our_weights(
     tmp_path: Path,
 ) -> None:

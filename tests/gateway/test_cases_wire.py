@@ -59,10 +59,10 @@ async def test_case_02_a_stream_has_reasoning_text_usage_and_an_end(served):
 async def test_case_02_tokens_are_shown_as_they_arrive(served):
     served.engine.say("one two three")
     served.engine.gated = True
+    await served.engine.allow(3)
     stream = await served.client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "count"}], stream=True
     )
-    await served.engine.allow(3)
     seen = ""
     async for chunk in stream:
         seen += chunk.choices[0].delta.content or ""

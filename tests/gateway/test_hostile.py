@@ -9,6 +9,8 @@ import pytest
 from tests.gateway.conftest import world
 from tests.wire.test_mutations import CHAT, MESSAGES, WRONG, changed, paths
 
+pytestmark = pytest.mark.slow
+
 HI = {"role": "user", "content": "hi"}
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.gateway.conftest import world
 
+pytestmark = pytest.mark.slow
+
 STALL, PATIENCE, EVERY = 4.0, 2.0, 0.1
 """Seconds: 200 s, 100 s and 5 s made short."""
 HI = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}

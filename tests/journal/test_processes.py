@@ -14,6 +14,8 @@ import pytest
 from openclaw_rl.journal import Journal
 from openclaw_rl.types import State
 
+pytestmark = pytest.mark.slow
+
 ROLES = [("gateway", "g1"), ("gateway", "g2"), ("judge", "j1"), ("trainer", "h1"), ("watch", "w")]
 
 

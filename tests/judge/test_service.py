@@ -17,6 +17,8 @@ from openclaw_rl.journal.store import Journal
 from openclaw_rl.judge.worker import run_judge
 from tests.judge.helpers import add_turn, make_args, until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """

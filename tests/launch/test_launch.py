@@ -13,6 +13,8 @@ import pytest
 
 from tests.launch.kit import SCRIPTS
 
+pytestmark = pytest.mark.slow
+
 TRAINER = """
 import json, os, sys, time
 names = ("PYTHONPATH", "PRM_API_KEY", "CUDA_DEVICE_MAX_CONNECTIONS", "RAY_ADDRESS",

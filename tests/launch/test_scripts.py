@@ -11,6 +11,8 @@ import yaml
 from openclaw_rl.slime.plan import option
 from tests.launch.kit import ROOT, SCRIPTS, command, file_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("method", "loss", "reward"),

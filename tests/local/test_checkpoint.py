@@ -12,6 +12,8 @@ from openclaw_rl.local import checkpoint
 from openclaw_rl.local.checkpoint import Checkpoints, TrainState
 from tests.local.tiny import peft_model
 
+pytestmark = pytest.mark.slow
+
 MODEL = {"base": "b1", "lora_rank": 4, "lora_alpha": 8.0, "target_modules": "all-linear"}
 
 

@@ -16,6 +16,8 @@ from openclaw_rl.local import data as d
 from openclaw_rl.rollout.train_data import TurnRange, convert, turn_ranges
 from tests.local.tiny import conversation
 
+pytestmark = pytest.mark.slow
+
 ARGS = Namespace()
 
 

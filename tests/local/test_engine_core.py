@@ -15,6 +15,8 @@ from openclaw_rl.local.model import LoadedModel, LoraSpec
 from tests.fakes.model import tiny_model
 from tests.local.engine_kit import Caller, random_adapter, reference
 
+pytestmark = pytest.mark.slow
+
 PROMPT = list(range(7, 107))
 
 

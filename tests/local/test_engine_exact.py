@@ -13,6 +13,8 @@ from openclaw_rl.local.model import LoadedModel, LoraSpec
 from tests.fakes.model import tiny_model
 from tests.local.engine_kit import Caller, random_adapter, reference
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1e-4  # float32; the promise is 1e-3
 
 

@@ -10,6 +10,8 @@ import torch
 
 from openclaw_rl.local.sampling import SamplingParams, TokenScore, draw, penalise
 
+pytestmark = pytest.mark.slow
+
 
 def rows(
     logits: torch.Tensor, params: list[SamplingParams], numbers: list[float]

@@ -26,6 +26,8 @@ from openclaw_rl.local.external import ExternalEngine
 from tests.fakes.engine import EOS_ID, FakeEngine
 from tests.fakes.vllm import FakeVLLM
 
+pytestmark = pytest.mark.slow
+
 REPLY = [50, 51, 52, 53, EOS_ID]
 
 

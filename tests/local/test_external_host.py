@@ -17,6 +17,8 @@ from tests.fakes.vllm import FakeVLLM
 from tests.journal.build import record
 from tests.local.test_trainer_host import Running, arguments, model_dir, until
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["model_dir"]
 
 

@@ -15,6 +15,8 @@ from openclaw_rl.local.server import serve_engine
 from tests.fakes.model import tiny_model
 from tests.local.engine_kit import random_adapter
 
+pytestmark = pytest.mark.slow
+
 PROMPT = list(range(7, 60))
 
 

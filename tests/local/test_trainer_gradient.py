@@ -23,6 +23,8 @@ from tests.journal.build import judged, record
 from tests.local.tiny import conversation, peft_model, train_args
 from tests.losses.naive import naive_loss
 
+pytestmark = pytest.mark.slow
+
 
 @functools.cache
 def shared() -> Any:

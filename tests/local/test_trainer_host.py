@@ -31,6 +31,8 @@ from openclaw_rl.types import State, Verdict
 from tests.fakes.model import tiny_model
 from tests.journal.build import record
 
+pytestmark = pytest.mark.slow
+
 GOOD, BAD = 20, 30  # replies that contain the one please, the other displease
 
 

@@ -22,6 +22,8 @@ from openclaw_rl.local.trainer import Trainer
 from openclaw_rl.types import TopK
 from tests.local.tiny import Books, conversation, peft_model, train_args
 
+pytestmark = pytest.mark.slow
+
 
 class Crash(BaseException):
     """The process dies here: nothing after it runs (not an Exception, so nobody handles it)."""

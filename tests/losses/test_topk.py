@@ -18,6 +18,8 @@ from openclaw_rl.losses.terms import subset_reverse_kl
 from tests.losses.naive import naive_loss, sample_mean
 from tests.losses.test_losses import VOCAB, make, run
 
+pytestmark = pytest.mark.slow
+
 NAN = math.nan
 
 

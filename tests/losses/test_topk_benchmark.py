@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.topk import gradients, measure
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_fifty_ids_take_a_tenth_of_the_memory_of_a_loop_of_clones():
     one, loop = (measure(form, 50, 128, 16384) for form in ("one pass", "loop of clones"))
     assert one["loss"] == pytest.approx(loop["loss"], rel=1e-4, abs=1e-7)

@@ -27,6 +27,8 @@ from tests.slime.kit import (
     unmerged,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def clipped(args: Namespace, batch: dict, logits: torch.Tensor, reduce):
     """A loss with every kind of term: a ratio's, a gap's to the teacher, an entropy."""

@@ -17,6 +17,8 @@ from openclaw_rl.slime.samples import Shape, fill
 from tests.journal.build import chain, judged, record
 from tests.slime.kit import Router, conversations, fill_journal, slime_args
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

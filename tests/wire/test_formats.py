@@ -89,6 +89,7 @@ def replies(draw):
     return name, "".join(parts)
 
 
+@pytest.mark.slow
 @given(
     reply=replies(),
     cuts=st.lists(st.integers(0, 500), max_size=12),

@@ -45,6 +45,7 @@ PARTS = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     parts=st.lists(PARTS, max_size=12),
     cuts=st.lists(st.integers(0, 400), max_size=12),
