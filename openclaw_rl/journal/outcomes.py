@@ -77,7 +77,7 @@ def load_outcomes(db: sqlite3.Connection) -> Outcomes:
         seen=seen,
         main=main,
         side=side,
-        dropped=dropped,
+        dropped=dict(dropped),
         counters=dict(counters),
         by_source=dict(sorted(by_source.items())),
         **states,

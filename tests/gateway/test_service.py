@@ -163,13 +163,16 @@ async def test_an_engine_that_speaks_nonsense_is_no_500_of_ours(served, monkeypa
 
 async def test_health_tells_states_and_counts(served):
     await served.chat("hi", extra_headers={"X-Session-Id": "s"})
+    lost = await served.chat("ho", extra_headers={"X-Session-Id": "t"})
+    served.journal.drop(lost.turn_id, "stale", 1.0)
     health = await served.get("/healthz")
     assert health["status"] == "ok"
     assert health["version"] == __version__
     assert health["model"] == "tiny"
     assert health["engine"]["state"] == "ok"
     assert health["journal"]["state"] == "ok"
-    assert (health["turns"]["main"], health["turns"]["waiting"]) == (1, 1)
+    assert (health["turns"]["main"], health["turns"]["waiting"]) == (2, 1)
+    assert health["turns"]["dropped"] == {"stale": 1}
     assert health["warnings"] == []
 
 
