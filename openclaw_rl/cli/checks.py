@@ -21,13 +21,26 @@ from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import gateway_lock, trainer_lock
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.external import needs_of
-from openclaw_rl.replay import files
-from openclaw_rl.replay.files import ReplayError
+from openclaw_rl.replay.files import ReplayError, check
 from openclaw_rl.replay.run import new_files
 from openclaw_rl.wire.formats import find_format
 
 INSTALL_LOCAL = "pip install -e '.[local]' in the project's folder"
 """What brings the packages of the embedded engine and of training."""
+
+
+def check_loops(config: Config, loops: Sequence[str]) -> None:
+    """What these of `train`, `judge` and `serve` need must be there. Raises `ConfigError`,
+    `HookError`."""
+    check_model(config)
+    check_data(config)
+    if "train" in loops:
+        check_training(config)
+    if "judge" in loops:
+        load_hook(config.reward_path, default_name="custom_rm", flag="--custom-rm-path")
+    if "serve" in loops:
+        check_reply_format(config)
+        check_port(config.gateway.host, config.gateway.port, "--port")
 
 
 def check_model(config: Config) -> None:
@@ -42,7 +55,7 @@ def check_model(config: Config) -> None:
 
 
 def check_data(config: Config) -> None:
-    """The folder of the journal must be ours to write."""
+    """The folder of the journal must be ours to write; it is made."""
     path = Path(config.data.path).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,17 +85,22 @@ def check_journal(config: Config, loops: Sequence[str]) -> None:
 def check_conversations(config: Config) -> list[Path]:
     """The files of past conversations in the data folder that were not read yet as they are now,
     which must be readable; none where they are not wanted."""
-    folder = Path(config.data.path).expanduser()
-    if not config.data.replay or not folder.is_dir():
+    if not config.data.replay:
         return []
     try:
-        found = new_files(folder, config.journal_path)
-        files.check(found)
+        found = new_files(Path(config.data.path).expanduser(), config.journal_path)
+        check(found)
     except ReplayError as error:
         raise ConfigError(
             f"{error}; fix or move the file, or --replay off (DATA_REPLAY)"
         ) from error
     return found
+
+
+def check_reply_format(config: Config) -> None:
+    """The reply format must be one that there is."""
+    if config.gateway.reply_format != "auto":
+        find_format(config.gateway.reply_format)
 
 
 def check_port(host: str, port: int, flag: str) -> None:
@@ -98,31 +116,27 @@ def check_port(host: str, port: int, flag: str) -> None:
             ) from error
 
 
+def listens(url: str) -> bool:
+    """Whether somebody accepts connections at an address of ours."""
+    place = urlsplit(url)
+    port = place.port or (443 if place.scheme == "https" else 80)
+    try:
+        with socket.create_connection((place.hostname or "", port), timeout=0.5):
+            return True
+    except OSError:
+        return False
+
+
 def check_engine_address(config: Config) -> None:
     """Nobody may answer yet where --engine-cmd starts an engine on this machine: whatever it is, it
     would be taken for that engine."""
-    place = urlsplit(config.engine.url)
-    host = place.hostname or ""
-    if not config.engine.command or not is_loopback(host):
-        return
-    port = place.port or (443 if place.scheme == "https" else 80)
+    url = config.engine.url
     # Not by binding: that fails as well while old connections to an engine linger.
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+    if config.engine.command and is_loopback(urlsplit(url).hostname or "") and listens(url):
         raise ConfigError(
-            f"--engine-cmd: something listens at {config.engine.url} already: stop it, or omit "
-            "--engine-cmd to use what runs there"
+            f"--engine-cmd: something listens at {url} already: stop it, or omit --engine-cmd to "
+            "use what runs there"
         )
-
-
-def check_reward(config: Config) -> None:
-    """The reward hook must load."""
-    load_hook(config.reward_path, default_name="custom_rm", flag="--custom-rm-path")
-
-
-def check_reply_format(config: Config) -> None:
-    """The reply format must be one that there is."""
-    if config.gateway.reply_format != "auto":
-        find_format(config.gateway.reply_format)
 
 
 def check_training(config: Config) -> None:
@@ -135,12 +149,11 @@ def check_training(config: Config) -> None:
     else:
         device_of(config.model.device, "--device")
     check_engine(config)
-    load_hook(config.loss_path, default_name="custom_loss", flag="--custom-loss-function-path")
-    load_hook(
-        config.rollout.function_path,
-        default_name="generate_rollout",
-        flag="--rollout-function-path",
-    )
+    loss, rollout = config.loss_path, config.rollout.function_path
+    load_hook(loss, default_name="custom_loss", flag="--custom-loss-function-path")
+    load_hook(rollout, default_name="generate_rollout", flag="--rollout-function-path")
+    if not config.engine.url:
+        check_port("127.0.0.1", config.engine.port, "--engine-port")
 
 
 def check_engine(config: Config) -> None:
@@ -157,12 +170,12 @@ def check_engine(config: Config) -> None:
             if value:
                 raise ConfigError(f"{flag} is for an external engine: set --engine-url")
         return
+
+    async def ask() -> None:
+        needs = needs_of(hook_args(config))
+        async with connections(engine.api_key) as http:
+            found = await survey(engine.kind, engine.url.rstrip("/"), http, needs.candidates)
+        found.check(needs)
+
     with contextlib.suppress(EngineUnavailable):
-        asyncio.run(_ask_engine(config))
-
-
-async def _ask_engine(config: Config) -> None:
-    engine, needs = config.engine, needs_of(hook_args(config))
-    async with connections(engine.api_key) as http:
-        found = await survey(engine.kind, engine.url.rstrip("/"), http, needs.candidates)
-    found.check(needs)
+        asyncio.run(ask())

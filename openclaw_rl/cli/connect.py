@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from openclaw_rl.cli.doctor import served_at, window
+from openclaw_rl.cli.doctor import window
 from openclaw_rl.config import Config
-from openclaw_rl.openclaw.connect import OpenClaw, plan_connect, plan_undo
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.openclaw.connect import OpenClaw, Served, plan_connect, plan_undo
+from openclaw_rl.openclaw.gateway import GatewayClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(config: Config, options: argparse.Namespace) -> int:
     """Show the change, and make it where --yes asks for it. Raises `ConfigError`."""
-    notes: list[str] = []
     openclaw = OpenClaw.find(os.environ, options.openclaw_version)
+    notes: list[str] = []
     if options.undo:
         change = plan_undo(openclaw)
     else:
-        url = options.url or config.gateway.url
-        served = served_at(url, config)
+        served = served_at(options.url or config.gateway.url, config)
         change = plan_connect(openclaw, served, default=not options.keep_model)
         notes = [f"note     {found.words}" for found in window(openclaw, served)]
     if change.empty:
@@ -43,3 +44,21 @@ def run(config: Config, options: argparse.Namespace) -> int:
     done = "disconnected" if options.undo else "connected"
     print(f"{done}; if OpenClaw's gateway runs: openclaw gateway restart")
     return 0
+
+
+def served_at(url: str, config: Config) -> Served:
+    """What the gateway at `url` serves; where none answers, what the settings say of it.
+
+    Raises `ConfigError` where neither tells the model and its context.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    gateway, model = config.gateway, config.model
+    if served := GatewayClient(url, gateway.api_key).served():
+        return served
+    if not gateway.context_length or not (model.served_name or model.path):
+        raise ConfigError(
+            f"no openclaw-rl gateway answers at {url} with this key: start it (openclaw-rl up), "
+            "set OPENCLAW_RL_API_KEY to its key, or give --served-name and --context-length"
+        )
+    longest = min(gateway.max_tokens, gateway.context_length)
+    return Served(f"{url}/v1", config.served_name, gateway.context_length, longest, gateway.api_key)

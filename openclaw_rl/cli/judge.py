@@ -13,8 +13,6 @@ def run(config: Config, _: argparse.Namespace) -> int:
     """Judge until stopped. Raises `ConfigError`."""
     from openclaw_rl.judge.worker import run_judge
 
-    checks.check_model(config)
-    checks.check_data(config)
-    checks.check_reward(config)
+    checks.check_loops(config, ["judge"])
     asyncio.run(run_judge(hook_args(config)))
     return 0

@@ -25,10 +25,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
     """Serve until stopped. Raises `ConfigError`."""
     from openclaw_rl.gateway.app import run as run_gateway
 
-    checks.check_model(config)
-    checks.check_data(config)
-    checks.check_reply_format(config)
-    checks.check_port(config.gateway.host, config.gateway.port, "--port")
+    checks.check_loops(config, ["serve"])
     # An engine with our adapters is announced by the trainer once the first is loaded.
     if options.supervised or config.engine.kind != "auto":
         engine = config.engine.model_copy(update={"url": ""})

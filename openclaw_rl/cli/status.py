@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
-from urllib.parse import urlsplit
 
+from openclaw_rl.cli.checks import listens
 from openclaw_rl.config import Config
 from openclaw_rl.errors import JournalError
-from openclaw_rl.journal import Journal
+from openclaw_rl.journal import Journal, Outcomes
 from openclaw_rl.rollout.batch import Rules, choose
 
 _RECENT = 32
@@ -24,7 +24,6 @@ _RECENT = 32
 _MANY = 20
 """Turns from which on a warning is worth reading."""
 
-_PROBE_SECONDS = 0.5
 _WATCH_SECONDS = 2.0
 
 
@@ -38,9 +37,11 @@ def run(config: Config, options: argparse.Namespace) -> int:
     """Print the status. Raises `JournalError`."""
     while True:
         status = read_status(config)
-        probe(status)
-        text = json.dumps(status, indent=2) if options.json else render_status(status)
-        print(text, flush=True)
+        # The journal keeps the addresses beyond the end of what was there.
+        status["answering"] = {
+            name: listens(status[name]) for name in ("engine", "gateway") if status[name]
+        }
+        print(json.dumps(status, indent=2) if options.json else render_status(status), flush=True)
         if not options.watch:
             return 0
         time.sleep(_WATCH_SECONDS)
@@ -55,29 +56,16 @@ def read_status(config: Config) -> dict[str, Any]:
     """
     with Journal.open(config.journal_path, create=False) as journal:
         outcomes = journal.outcomes()
-        policy = journal.endpoint("policy")
-        gateway = journal.endpoint("gateway")
-        trainer = journal.endpoint("trainer")
-        rollout = journal.endpoint("rollout")
+        policy, gateway, trainer, rollout = (
+            journal.endpoint(role) for role in ("policy", "gateway", "trainer", "rollout")
+        )
         judged, mean_reward = journal.judged(_RECENT)
         ready = journal.ready() if outcomes.ready else []
     # What the rollout waits for; before there was one, what it would wait for.
     waits_for = rollout.info if rollout else config.rollout.model_dump()
     rules = Rules(waits_for["batch_size"], waits_for["session_share"], max_staleness=None)
-    choice = choose(ready, rules, None)
-    status: dict[str, Any] = {
-        "seen": outcomes.seen,
-        "main": outcomes.main,
-        "side": outcomes.side,
-        "waiting": outcomes.waiting,
-        "judging": outcomes.judging,
-        "ready": outcomes.ready,
-        "leased": outcomes.leased,
-        "trained": outcomes.trained,
-        "dropped": dict(outcomes.dropped),
-        "counters": dict(outcomes.counters),
-        "by_source": outcomes.by_source,
-        "balanced": outcomes.balanced(),
+    status = {
+        **asdict(outcomes),
         "version": policy.info.get("weight_version") if policy else None,
         "engine": policy.url if policy else None,
         "gateway": gateway.url if gateway else None,
@@ -87,82 +75,59 @@ def read_status(config: Config) -> dict[str, Any]:
         "judged": judged,
         "mean_reward": mean_reward,
         "batch_size": rules.batch_size,
-        "usable": len(choice.take),
+        "usable": len(choose(ready, rules, None).take),
     }
-    status["warnings"] = _warnings(status)
-    return status
+    return {**status, "warnings": list(_warnings(outcomes, status))}
 
 
-def probe(status: dict[str, Any]) -> None:
-    """Add `answering`: whether somebody listens now at the addresses of `engine` and `gateway`,
-    which the journal keeps after their end."""
-    status["answering"] = {
-        name: _listens(status[name]) for name in ("engine", "gateway") if status[name]
-    }
-
-
-def _listens(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        with socket.create_connection((parts.hostname or "", port), timeout=_PROBE_SECONDS):
-            return True
-    except (OSError, ValueError):
-        return False
-
-
-def _warnings(status: dict[str, Any]) -> list[str]:
-    found = []
-    if not status["balanced"]:
-        found.append("the counts do not add up: please report this")
-    if status["engine"] is None and status["seen"] == 0:
-        found.append("no engine has come up yet: is `openclaw-rl train` running?")
-    if status["side"] >= _MANY and status["main"] == 0:
-        found.append(
-            "every request was taken as side traffic, so nothing can be trained: let the "
-            "agent name its turns (x-turn-type: main), or set --unnamed main"
+def _warnings(outcomes: Outcomes, status: Mapping[str, Any]) -> Iterator[str]:
+    """What a person should look at, and do about it."""
+    main, dropped, counters = outcomes.main, outcomes.dropped, outcomes.counters
+    slow, blind = counters.get("judge_timeout", 0), counters.get("topk_missing", 0)
+    foreign = dropped.get("sampling", 0)
+    if not outcomes.balanced():
+        yield "the counts do not add up: please report this"
+    if status["engine"] is None and outcomes.seen == 0:
+        yield "no engine has come up yet: is `openclaw-rl train` running?"
+    if outcomes.side >= _MANY and main == 0:
+        yield (
+            "every request was taken as side traffic, so nothing can be trained: let the agent "
+            "name its turns (x-turn-type: main), or set --unnamed main"
         )
-    unbound = sum(count["unbound"] for count in status["by_source"].values())
-    if status["main"] >= _MANY and unbound == status["main"]:
-        found.append(
-            "no turn could be bound to a conversation: the agent names none and does not send "
-            "its history back; for OpenClaw run `openclaw-rl doctor`"
+    if main >= _MANY and outcomes.unbound == main:
+        yield (
+            "no turn could be bound to a conversation: the agent names none and does not send its "
+            "history back; for OpenClaw run `openclaw-rl doctor`"
         )
-    elif status["waiting"] >= _MANY and status["waiting"] == status["main"]:
-        found.append("no turn ever got a next state: does the agent send its history back?")
-    dropped = sum(status["dropped"].values())
-    if dropped >= _MANY and dropped == status["main"]:
-        reason = max(status["dropped"], key=status["dropped"].get)
-        found.append(f"every turn was dropped, most as {reason}")
-    slow = status["counters"].get("judge_timeout", 0)
+    elif outcomes.waiting >= _MANY and outcomes.waiting == main:
+        yield "no turn ever got a next state: does the agent send its history back?"
+    if main >= _MANY and sum(dropped.values()) == main:
+        yield f"every turn was dropped, most as {max(dropped, key=lambda name: dropped[name])}"
     if slow >= _MANY and status["judged"] == 0:
-        found.append(
+        yield (
             f"no judge answered in time ({slow} votes): take a faster one (--prm-url, --judge-url),"
             " give it longer (--judge-timeout), or learn from plain words (--custom-rm-path "
             "openclaw_rl.rewards.feedback.custom_rm)"
         )
-    blind = status["counters"].get("topk_missing", 0)
-    if blind >= _MANY and 2 * blind > status["main"]:
-        found.append(
+    if blind >= _MANY and 2 * blind > main:
+        yield (
             f"{blind} turns have no candidates, so they cannot be distilled over the top K: the "
             "engine gives no top_logprobs"
         )
     if status["refused_adapter"]:
-        found.append(f"the engine refused an adapter, so an older one is served: "
-                     f"{status['refused_adapter']}")  # fmt: skip
-    foreign = status["dropped"].get("sampling", 0)
-    if foreign >= _MANY and 2 * foreign > status["main"]:
-        found.append(
+        yield (
+            f"the engine refused an adapter, so an older one is served: {status['refused_adapter']}"
+        )
+    if foreign >= _MANY and 2 * foreign > main:
+        yield (
             f"{foreign} turns were sampled with parameters that the trainer cannot compute "
             "log-probs for (penalties, top-p, top-k, min-p, another temperature), so they are "
             "never trained: let the client send none, or set --client-sampling ignore"
         )
-    return found
 
 
-def render_status(status: dict[str, Any]) -> str:
+def render_status(status: Mapping[str, Any]) -> str:
     """Return `status` as text for people."""
-    reward = "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
     lines = [
         f"engine   {_address(status, 'engine')} · weight version {status['version'] or 0}",
         f"gateway  {_address(status, 'gateway')} · reply format {status['reply_format'] or '-'}",
@@ -171,21 +136,21 @@ def render_status(status: dict[str, Any]) -> str:
         f" + {status['judging']} judging + {status['ready']} ready"
         f" + {status['leased']} leased + {status['trained']} trained"
         f" + {sum(status['dropped'].values())} dropped",
-        f"judged   {status['judged']} · mean reward of the last ones {reward}",
+        f"judged   {status['judged']} · mean reward of the last ones {_reward(status)}",
         f"batch    {status['usable']}/{status['batch_size']} ready",
     ]
-    if status["mismatch"]:
-        gap = status["mismatch"]
-        skipped = f" · SKIPPED ({gap['skipped']})" if gap["skipped"] else ""
-        cut = gap.get("truncated")
-        truncated = "" if cut is None else f" · {100 * cut:.1f} % of the weights truncated"
+    if gap := status["mismatch"]:
+        cut, skipped = gap.get("truncated"), gap["skipped"]
         lines.append(
             f"mismatch |log-prob of engine - of trainer| mean {gap['mean']:.4f}, max "
             f"{gap['max']:.2f} over {gap['tokens']} tokens of rollout {gap['rollout']}"
-            f"{truncated}{skipped}"
+            + ("" if cut is None else f" · {100 * cut:.1f} % of the weights truncated")
+            + (f" · SKIPPED ({skipped})" if skipped else "")
         )
-    if status["by_source"]:
-        lines.append("sessions " + render_sources(status["by_source"]))
+    # By what sessions were recognised, and how many turns are bound to one.
+    for source, kinds in status["by_source"].items():
+        counts = " + ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
+        lines.append(f"sessions {source}: {counts}")
     for title in ("dropped", "counters"):
         if status[title]:
             ordered = sorted(status[title].items(), key=lambda item: (-item[1], item[0]))
@@ -194,21 +159,13 @@ def render_status(status: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _address(status: dict[str, Any], name: str) -> str:
-    if not status[name]:
-        return "none"
+def _address(status: Mapping[str, Any], name: str) -> str:
     silent = status.get("answering", {}).get(name) is False
-    return f"{status[name]} (last seen there; does not answer)" if silent else str(status[name])
+    return (status[name] or "none") + (" (last seen there; does not answer)" if silent else "")
 
 
-def render_sources(by_source: Mapping[str, Mapping[str, int]]) -> str:
-    """Return by what sessions were recognised: turns that are bound to one, side requests, and
-    turns that nothing ties to a conversation (yet)."""
-    parts = []
-    for name, counts in sorted(by_source.items(), key=lambda item: -sum(item[1].values())):
-        words = [f"{n} {kind}" for kind, n in counts.items() if n]
-        parts.append(f"{name}: {' + '.join(words)}")
-    return "; ".join(parts)
+def _reward(status: Mapping[str, Any]) -> str:
+    return "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
 
 
 def progress_line(config: Config) -> str | None:
@@ -217,10 +174,9 @@ def progress_line(config: Config) -> str | None:
         status = read_status(config)
     except JournalError:
         return None
-    reward = "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
     return (
         f"turns {status['main']} · judged {status['judged']} · "
         f"ready {status['ready']}/{status['batch_size']} · trained {status['trained']} · "
         f"dropped {sum(status['dropped'].values())} · version {status['version'] or 0} · "
-        f"reward {reward}"
+        f"reward {_reward(status)}"
     )

@@ -10,11 +10,7 @@ from openclaw_rl.config import Config, hook_args
 
 def run(config: Config, _: argparse.Namespace) -> int:
     """Serve the engine and train until stopped. Raises `ConfigError`."""
-    checks.check_model(config)
-    checks.check_data(config)
-    checks.check_training(config)
-    if not config.engine.url:
-        checks.check_port("127.0.0.1", config.engine.port, "--engine-port")
+    checks.check_loops(config, ["train"])
     from openclaw_rl.local.host import run_host
 
     run_host(hook_args(config))

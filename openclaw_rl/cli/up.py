@@ -31,20 +31,10 @@ def run(config: Config, options: argparse.Namespace) -> int:
         if name not in LOOPS:
             raise ConfigError(f"up: {name!r} is not one of {', '.join(LOOPS)}")
     wanted = [name for name in LOOPS if name in options.loops or not options.loops]
-    checks.check_model(config)
-    checks.check_data(config)
     if "train" in wanted:
         checks.check_engine_address(config)  # before what is there is asked what it is
-        checks.check_training(config)
-        if not config.engine.url:
-            checks.check_port("127.0.0.1", config.engine.port, "--engine-port")
-    if "judge" in wanted:
-        checks.check_reward(config)
-    past = 0
-    if "serve" in wanted:
-        checks.check_reply_format(config)
-        checks.check_port(config.gateway.host, config.gateway.port, "--port")
-        past = len(checks.check_conversations(config))
+    checks.check_loops(config, wanted)
+    past = len(checks.check_conversations(config)) if "serve" in wanted else 0
     tree = config.model_dump_json()
     loops = [
         Loop(

@@ -94,6 +94,12 @@ def test_a_mistake_in_the_file_names_the_file(tmp_path, text, said):
     assert "my settings.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "٣", "-1", "0", "abc", "1e3"])
+def test_case_35_a_share_that_is_no_number(value):
+    with pytest.raises(ConfigError, match="NUM_GPUS: "):
+        load_config({}, {"NUM_GPUS": value})
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         load_config({}, {}, str(tmp_path / "none.toml"))

@@ -8,9 +8,8 @@ import socket
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.cli.doctor import Finding, examine, gpu_shares, window
+from openclaw_rl.cli.doctor import Finding, examine, window
 from openclaw_rl.config import load_config
-from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Outcomes
 from openclaw_rl.openclaw.connect import OpenClaw, Served
 from tests.fakes.model import tiny_tokenizer
@@ -120,9 +119,8 @@ async def test_doctor_is_content_with_what_works(capsys, openclaw, served):
     status, said = await run(capsys, "doctor")
     assert status == 0, said
     assert "fail" not in said
-    for line in ("serves tiny", "accepted", "2026.9.6", "as they should be",
-                 "session recognised by header:x-session-id, taken as a side turn",
-                 "recognised by header:x-session-id: 1 bound"):  # fmt: skip
+    for line in ("serves tiny", "2026.9.6", "as they should be",
+                 "session recognised by header:x-session-id, taken as a side turn"):  # fmt: skip
         assert line in said
     assert served.turns()[-1].kind == "side"  # its probe is never trained
 
@@ -146,10 +144,9 @@ async def findings(**changes: str) -> list[Finding]:
 async def test_doctor_looks_at_everything_on_its_list(capsys, openclaw, served):
     await run(capsys, "connect", "--yes")
     await served.chat("hi", extra_headers={"X-Session-Id": "s", "X-Turn-Type": "main"})
-    found = await findings(NUM_GPUS="4")
+    found = await findings()
     assert [finding.name for finding in found] == [
-        *("python", "model", "gpus", "gateway", "key", "engine", "journal", "sessions"),
-        *("openclaw", "connected", "probe"),
+        *("model", "gateway", "journal", "openclaw", "connected", "probe"),
     ]
     assert {finding.level for finding in found} == {"ok"}
 
@@ -161,8 +158,8 @@ async def test_doctor_says_for_each_problem_how_to_mend_it(capsys, openclaw, ser
         other.bind(("127.0.0.1", 0))
         taken = str(other.getsockname()[1])
         nothing = {"MODEL_PATH": "", "DATA_PATH": str(tmp_path / "none")}
-        found = await findings(**nothing, NUM_GPUS="1", PORT=taken)
-    assert {"model", "gpus", "port", "journal"} <= {one.name for one in found if one.level != "ok"}
+        found = await findings(**nothing, PORT=taken)
+    assert {"model", "port", "journal"} <= {one.name for one in found if one.level != "ok"}
     found += await findings(OPENCLAW_RL_API_KEY="wrong")
     for old, new in (
         ("{", "{{"),  # no JSON
@@ -234,35 +231,6 @@ async def test_doctor_where_nothing_runs(capsys, openclaw, model, tmp_path, monk
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("environ", "level", "said"),
-    [
-        ({"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "5"}, "fail", "there are 8"),
-        ({"ROLLOUT_GPUS": "2", "PRM_GPUS": "2"}, "fail", "leave 0 of ROLLOUT_GPUS=2"),
-        (
-            {"NUM_GPUS": "8", "ACTOR_GPUS": "4", "ROLLOUT_GPUS": "4", "PRM_GPUS": "2"},
-            "ok",
-            "PRM_GPUS 2",
-        ),
-        ({"NUM_GPUS": "99999999999"}, "fail", "is more than 100000 GPUs"),
-    ],
-)
-def test_case_35_gpu_shares(environ, level, said):
-    (finding,) = gpu_shares(load_config({}, environ).slime)
-    assert finding.level == level
-    assert said in finding.words
-
-
-@pytest.mark.parametrize("value", ["9" * 5000, "٣", "-1", "0", "abc", "1e3"])
-def test_case_35_a_share_that_is_no_number(value):
-    with pytest.raises(ConfigError, match="NUM_GPUS: "):
-        load_config({}, {"NUM_GPUS": value})
-
-
-def test_case_35_no_gpu_shares_are_no_finding():
-    assert list(gpu_shares(load_config({}, {}).slime)) == []
-
-
 async def test_status_tells_by_source_what_is_bound(capsys, served):
     named = {"X-Session-Id": "s"}
     await served.chat("one", extra_headers=named)
@@ -277,7 +245,8 @@ async def test_status_tells_by_source_what_is_bound(capsys, served):
         "new": {"bound": 1, "side": 0, "unbound": 1},
     }
     _, said = await run(capsys, "status")
-    assert "sessions header:x-session-id: 1 bound + 1 side; new: 1 bound + 1 unbound; " in said
+    assert "sessions header:x-session-id: 1 bound + 1 side\n" in said
+    assert "sessions new: 1 bound + 1 unbound\n" in said
 
 
 async def test_a_warning_rises_when_nothing_binds(capsys, served):

@@ -1,5 +1,6 @@
 """`status` warns where nothing can be learnt."""
 
+import json
 import socket
 import threading
 from argparse import Namespace
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.cli.status import probe, read_status, render_status
+from openclaw_rl.cli import main
+from openclaw_rl.cli.status import read_status, render_status
 from openclaw_rl.config import Config, DataConfig
 from openclaw_rl.journal import Journal
 from openclaw_rl.rollout import generate_rollout
@@ -63,7 +65,9 @@ def test_the_batch_that_is_waited_for_is_shown_whatever_this_command_was_given(t
     assert "0/4 ready" in render_status(read_status(config))
 
 
-def test_an_address_where_nobody_listens_any_more_is_not_shown_as_alive(tmp_path: Path):
+def test_an_address_where_nobody_listens_any_more_is_not_shown_as_alive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     config = Config(data=DataConfig(path=str(tmp_path)))
     with socket.socket() as alive, socket.socket() as gone:
         urls = []
@@ -74,10 +78,11 @@ def test_an_address_where_nobody_listens_any_more_is_not_shown_as_alive(tmp_path
         with Journal.open(config.journal_path) as journal:
             journal.publish("gateway", urls[0], {}, 1.0)
             journal.publish("policy", urls[1], {}, 1.0)
-        status = read_status(config)
-        probe(status)
+        assert main(["status", "--data", str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert main(["status", "--data", str(tmp_path), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
     assert status["answering"] == {"gateway": True, "engine": False}
-    said = render_status(status)
     assert f"{urls[1]} (last seen there; does not answer)" in said
     assert f"{urls[0]} ·" in said
 
