@@ -6,6 +6,7 @@ The file is readable by its owner only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,13 @@ from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
 from openclaw_rl.types import Turn
+
+_AS_IT_IS = (
+    "turn_id", "session_id", "source", "owner", "kind", "created", "state", "drop_reason",
+    "trained_version", "off_policy", "tools", "sampling", "template_kwargs", "prompt_ids",
+    "output_ids", "output_logprobs", "output_versions", "finish_reason",
+)  # fmt: skip
+"""Fields of a turn that a line has under the same name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,60 +40,35 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 def run(config: Config, options: argparse.Namespace) -> int:
     """Write the file. Raises `JournalError`, `ConfigError`."""
     with Journal.open(config.journal_path, create=False) as journal:
-        return _export(journal, options)
-
-
-def _export(journal: Journal, options: argparse.Namespace) -> int:
-    ids = journal.turn_ids(session_id=options.session, owner=options.owner)
-    if options.file == "-":
-        _write(journal, ids, sys.stdout)
-        return 0
-    try:
-        # Conversations: nobody else's business, and no older file is lost by a slip.
-        descriptor = os.open(options.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise ConfigError(f"export: {options.file} exists already; name another file") from error
-    except OSError as error:
-        raise ConfigError(f"export: cannot write {options.file}: {error.strerror}") from error
-    with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-        _write(journal, ids, file)
-    print(f"{len(ids)} turns written to {options.file}")
+        ids = journal.turn_ids(session_id=options.session, owner=options.owner)
+        with _opened(options.file) as file:
+            for turn_id in ids:
+                if (turn := journal.turn(turn_id)) is not None:
+                    print(json.dumps(exported(turn), ensure_ascii=False), file=file)
+    if options.file != "-":
+        print(f"{len(ids)} turns written to {options.file}")
     return 0
 
 
-def _write(journal: Journal, turn_ids: list[str], file: TextIO) -> None:
-    for turn_id in turn_ids:
-        if (turn := journal.turn(turn_id)) is not None:
-            print(json.dumps(exported(turn), ensure_ascii=False), file=file)
+def _opened(name: str) -> contextlib.AbstractContextManager[TextIO]:
+    if name == "-":
+        return contextlib.nullcontext(sys.stdout)
+    try:
+        # Conversations: nobody else's business, and no older file is lost by a slip.
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise ConfigError(f"export: {name} exists already; name another file") from error
+    except OSError as error:
+        raise ConfigError(f"export: cannot write {name}: {error.strerror}") from error
+    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def exported(turn: Turn) -> dict[str, Any]:
     """A turn as plain values. `messages` ends with the reply and what followed it, so that a line
     is a conversation that `openclaw-rl replay` reads."""
-    verdict = turn.verdict
-    said = (*turn.messages, turn.reply, *(turn.next_state or ()))
     return {
-        "turn_id": turn.turn_id,
-        "session_id": turn.session_id,
-        "source": turn.source,
-        "owner": turn.owner,
-        "kind": turn.kind,
-        "created": turn.created,
-        "state": turn.state.value,
-        "drop_reason": turn.drop_reason,
-        "trained_version": turn.trained_version,
-        "off_policy": turn.off_policy,
-        "messages": [dict(message) for message in said],
+        **{name: getattr(turn, name) for name in _AS_IT_IS},
+        "messages": [*turn.messages, turn.reply, *(turn.next_state or ())],
         "reply_index": len(turn.messages),
-        "tools": [dict(tool) for tool in turn.tools],
-        "sampling": dict(turn.sampling),
-        "template_kwargs": dict(turn.template_kwargs),
-        "prompt_ids": list(turn.prompt_ids),
-        "output_ids": list(turn.output_ids),
-        "output_logprobs": list(turn.output_logprobs),
-        "output_versions": list(turn.output_versions),
-        "finish_reason": turn.finish_reason,
-        "score": verdict.score if verdict else None,
-        "votes": list(verdict.votes) if verdict else [],
-        "hint": verdict.hint if verdict else None,
+        **{name: getattr(turn.verdict, name, None) for name in ("score", "votes", "hint")},
     }

@@ -35,33 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(config: Config, options: argparse.Namespace) -> int:
     """Print what is asked for. Raises `JournalError`, `ConfigError`."""
     with Journal.open(config.journal_path, create=False) as journal:
-        return _inspect(journal, options)
-
-
-def _inspect(journal: Journal, options: argparse.Namespace) -> int:
-    if options.id is None:
-        for session_id, owner, last, states in journal.sessions(options.limit):
-            counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
-            of = f" · owner {owner}" if owner else ""
-            print(f"{_when(last)}  {session_id}{of} · {counts}")
-        return 0
-    turn = journal.turn(turn_of_reply(options.id))
-    turn_ids = [turn.turn_id] if turn else journal.turn_ids(session_id=options.id)
-    if not turn_ids:
+        if options.id is None:
+            for session_id, owner, last, states in journal.sessions(options.limit):
+                counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+                of = f" · owner {owner}" if owner else ""
+                print(f"{_when(last)}  {session_id}{of} · {counts}")
+            return 0
+        ids = journal.turn_ids(session_id=options.id) or [turn_of_reply(options.id)]
+        turns = [turn for one in ids if (turn := journal.turn(one)) is not None]
+    if not turns:
         raise ConfigError(f"inspect: the journal has neither a turn nor a session {options.id!r}")
-    for turn_id in turn_ids:
-        if (found := journal.turn(turn_id)) is not None:
-            print("\n".join(_lines(found, options.text)))
+    for turn in turns:
+        print("\n".join(_lines(turn, options.text)))
     return 0
 
 
 def _lines(turn: Turn, text: bool) -> Iterator[str]:
-    fate = f"{turn.state.value} ({turn.drop_reason})" if turn.drop_reason else turn.state.value
+    outcome = f"{turn.state} ({turn.drop_reason})" if turn.drop_reason else str(turn.state)
     if turn.trained_version is not None:
-        fate += f" into version {turn.trained_version}"
-    versions = list(dict.fromkeys(turn.output_versions))
-    sampled = f"version {', '.join(versions)}" if versions else "no version"
-    yield f"turn {turn.turn_id} · {_when(turn.created)} · {fate}"
+        outcome += f" into version {turn.trained_version}"
+    versions = ", ".join(dict.fromkeys(turn.output_versions))
+    sampled = f"version {versions}" if versions else "no version"
+    yield f"turn {turn.turn_id} · {_when(turn.created)} · {outcome}"
     yield (
         f"  session {turn.session_id} by {turn.source}"
         f"{' · owner ' + turn.owner if turn.owner else ''} · {turn.kind} ({turn.kind_reason})"
@@ -72,30 +67,27 @@ def _lines(turn: Turn, text: bool) -> Iterator[str]:
         f"({'continued' if turn.shares_tokens else 'new'}) · reply {len(turn.output_ids)} tokens, "
         f"{sampled}, {turn.finish_reason}"
     )
-    verdict = turn.verdict
+    verdict, followed = turn.verdict, turn.next_state or ()
     if verdict is not None:
         score = "no score" if verdict.score is None else f"reward {verdict.score:+g}"
         votes = ", ".join("-" if vote is None else f"{vote:g}" for vote in verdict.votes)
         hint = f"hint of {len(verdict.hint)} characters" if verdict.hint else "no hint"
         teacher = "teacher's values" if verdict.has_teacher else "no teacher"
         yield f"  {score}{f' (votes {votes})' if votes else ''} · {hint} · {teacher}"
-    followed = turn.next_state
-    roles = ", ".join(str(message.get("role")) for message in followed or ())
+    roles = ", ".join(str(message.get("role")) for message in followed)
     yield f"  next state: {roles or 'none yet'}"
     if text:
-        for message in (*turn.messages, turn.reply):
-            yield _said(message)
-        for message in followed or ():
-            yield _said(message, "next: ")
+        yield from map(_said, (*turn.messages, turn.reply))
+        yield from (_said(message, "next: ") for message in followed)
         if verdict is not None and verdict.hint:
             yield f"  | hint: {_indented(verdict.hint)}"
 
 
 def _said(message: Message, prefix: str = "") -> str:
     content = message.get("content")
-    words = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    if content is None:
-        words = ""
+    words = content or ""
+    if not isinstance(words, str):
+        words = json.dumps(words, ensure_ascii=False)
     if message.get("reasoning_content"):
         words = f"({message['reasoning_content']}) {words}"
     for call in message.get("tool_calls") or ():

@@ -25,21 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(config: Config, options: argparse.Namespace) -> int:
     """Delete, or count. Raises `JournalError`, `ConfigError`."""
-    with Journal.open(config.journal_path, create=False) as journal:
-        return _purge(journal, options)
-
-
-def _purge(journal: Journal, options: argparse.Namespace) -> int:
     days = options.older_than_days
     if options.session is None and options.owner is None and days is None:
         raise ConfigError("purge: say what to delete: --session, --owner or --older-than-days")
     if days is not None and not days >= 0:
         raise ConfigError("purge: --older-than-days must be at least 0")
     before = None if days is None else time.time() - days * 86400
-    if options.yes:
-        n = journal.purge(session_id=options.session, owner=options.owner, older_than=before)
-        print(f"{n} turns deleted, with all that was said in them")
-    else:
-        ids = journal.turn_ids(session_id=options.session, owner=options.owner, before=before)
-        print(f"{len(ids)} turns would be deleted; --yes does it")
+    with Journal.open(config.journal_path, create=False) as journal:
+        if options.yes:
+            n = journal.purge(session_id=options.session, owner=options.owner, older_than=before)
+            print(f"{n} turns deleted, with all that was said in them")
+        else:
+            ids = journal.turn_ids(session_id=options.session, owner=options.owner, before=before)
+            print(f"{len(ids)} turns would be deleted; --yes does it")
     return 0

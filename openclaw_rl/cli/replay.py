@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 
 from openclaw_rl.cli import checks
@@ -38,14 +39,8 @@ def run(config: Config, options: argparse.Namespace) -> int:
         return 0
     gateway = config.gateway
     reader = Reader.open(config.model.path, gateway.reply_format, gateway.context_length or None)
-    done = replay(
-        paths,
-        reader,
-        config.journal_path,
-        time.time(),
-        dry_run=options.dry_run,
-        emit=lambda line: print(line, flush=True),
-    )
+    done = replay(paths, reader, config.journal_path, time.time(), dry_run=options.dry_run,
+                  emit=partial(print, flush=True))  # fmt: skip
     print(f"{done.files} files, {done.conversations} conversations: "
           f"{done.describe(options.dry_run)}")  # fmt: skip
     return 0
