@@ -28,6 +28,9 @@ from openclaw_rl.errors import HookError
 class Sample:
     """One sample: `tokens` is prompt + response; the per-token lists cover the response only.
 
+    To a reward hook it is one turn, whose reply is the response. To a conversion or loss hook it is
+    one segment: several turns, each named in `metadata["turns"]`.
+
     Invariant (checked by `validate`): `loss_mask`, `rollout_log_probs` and, where present,
     `teacher_log_probs` all have `response_length` entries.
     """

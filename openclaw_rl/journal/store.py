@@ -146,12 +146,12 @@ class Journal(Database):
         worker: str,
         limit: int,
         now: float,
-        lease_seconds: float,
+        claim_seconds: float,
         *,
         but_not: Sequence[str] = (),
     ) -> list[Turn]:
         """Up to `limit` turns to judge, oldest first, reserved for `worker` until
-        `now + lease_seconds`; none of `but_not`, which it is still judging. A turn whose judge
+        `now + claim_seconds`; none of `but_not`, which it is still judging. A turn whose judge
         died too often is dropped as `judge_lost`."""
         with self.batch() as db:
             db.execute(
@@ -165,7 +165,7 @@ class Journal(Database):
                 "AND max(claim_until, retry_at) <= ? "
                 "AND turn_id NOT IN (SELECT value FROM json_each(?)) "
                 "ORDER BY created, seq LIMIT ?) RETURNING turn_id",
-                (worker, now + lease_seconds, now, json.dumps(but_not), limit),
+                (worker, now + claim_seconds, now, json.dumps(but_not), limit),
             ).fetchall()
         with self._read() as db:
             found = [turn for (turn_id,) in rows if (turn := turns.load_turn(db, turn_id))]
