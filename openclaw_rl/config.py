@@ -58,7 +58,7 @@ def _address(url: str) -> str:
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         if not url or (parts.scheme in ("http", "https") and parts.hostname and parts.port != 0):
-            return url
+            return url.rstrip("/")
     raise ValueError("give the server's address, like http://127.0.0.1:8000")
 
 
@@ -639,57 +639,35 @@ def render_config(config: Config) -> str:
 
 
 def hook_args(config: Config) -> Namespace:
-    """The namespace that hooks receive, with slime's attribute names: the settings of `[judge]`,
-    `[rollout]` and `[train]` under the names of their flags (`--prm-m`: `prm_m`), text that is
-    empty as None, and the following."""
-    train, engine = config.train, config.engine
+    """The namespace that hooks receive, with slime's attribute names: the settings from `[engine]`
+    to `[train]` under the names of their flags (`--prm-m`: `prm_m`), text that is empty as None,
+    and the following."""
+    gateway, engine, train = config.gateway, config.engine, config.train
     named = {
         setting.attribute: None if (value := setting.of(config)) == "" else value
-        for setting in settings("judge", "rollout", "train")
+        for setting in settings("engine", "judge", "rollout", "train")
     }
     return Namespace(**named | {
-        # model and places
         "hf_checkpoint": config.model.path,
         "dtype": config.model.dtype,
         "device": train.device or config.model.device,
-        "served_name": config.served_name,
-        "context_length": config.gateway.context_length or None,
+        "context_length": gateway.context_length or None,
         "journal_path": str(config.journal_path),
         "save": str(config.checkpoint_dir),
         "host_name": "local",
+        "engine_kind": engine.kind if engine.url else "embedded",
+        "custom_rm_path": config.reward_path,
         "segment_steps": train.num_steps_per_rollout,
         "any_temperature": True,  # the local trainer learns each turn at its own
-        # engine
-        "engine_url": engine.url.rstrip("/") or None,
-        "engine_kind": engine.kind if engine.url else "embedded",
-        "engine_api_key": engine.api_key or None,
-        "adapter_dir_at_engine": engine.adapter_dir_at_engine or None,
-        "engine_port": engine.port,
-        "engine_max_streams": engine.max_streams,
-        "engine_kv_tokens": engine.kv_tokens or None,
-        "engine_threads": engine.threads or None,
-        # judge and rollout
-        "custom_rm_path": config.reward_path,
-        "prm_temperature": config.judge.temperature,
-        "n_samples_per_prompt": 1,
-        "rollout_temperature": config.gateway.temperature,
-        "max_sample_tokens": config.rollout.max_sample_tokens or None,
-        "num_rollout": train.num_rollout or None,
-        # loss; the weight of a signal that the method does not use is 0, so that judge and loss
-        # agree
-        "loss_type": "custom_loss",
+        "rollout_temperature": gateway.temperature,
         "custom_loss_function_path": config.loss_path,
+        # the weight of a signal that the method does not use is 0: judge and loss agree
         "w_rl": train.w_rl if train.method != "opd" else 0.0,
         "w_opd": train.w_opd if train.method != "rl" else 0.0,
-        "opd_clip": train.opd_clip or None,
         "use_tis": config.tis_clip > 0,
-        "tis_clip": config.tis_clip or None,
+        "tis_clip": config.tis_clip,
         "use_kl_loss": train.kl_loss_coef > 0,
-        "kl_loss_type": "low_var_kl",
-        # optimiser
         "adam_beta1": 0.9,
         "adam_beta2": 0.98,
         "adam_eps": 1e-8,
-        "max_tokens_per_gpu": train.max_tokens_per_gpu or None,
-        "train_threads": train.threads or None,
     })  # fmt: skip

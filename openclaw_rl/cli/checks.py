@@ -174,7 +174,7 @@ def check_engine(config: Config) -> None:
     async def ask() -> None:
         needs = needs_of(hook_args(config))
         async with connections(engine.api_key) as http:
-            found = await survey(engine.kind, engine.url.rstrip("/"), http, needs.candidates)
+            found = await survey(engine.kind, engine.url, http, needs.candidates)
         found.check(needs)
 
     with contextlib.suppress(EngineUnavailable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
@@ -13,7 +14,7 @@ from types import ModuleType
 
 from openclaw_rl import __version__
 from openclaw_rl.cli.supervisor import stop_with_parent
-from openclaw_rl.config import Config, add_flags, load_config, render_config
+from openclaw_rl.config import Config, add_flags, load_config, render_config, settings
 from openclaw_rl.errors import MISCONFIGURED, ConfigError, HookError, OpenClawRLError
 
 _OVERVIEW = """\
@@ -81,7 +82,6 @@ def build_parser() -> argparse.ArgumentParser:
         if hasattr(module, "add_arguments"):
             module.add_arguments(command)
         if name in _LOOPS:
-            command.add_argument("--verbose", action="store_true", help="log more")
             command.add_argument(
                 "--print-config",
                 action="store_true",
@@ -93,19 +93,24 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (2: misconfigured)."""
-    options = build_parser().parse_args(argv)
+    options, unknown = build_parser().parse_known_args(argv)
     supervised = getattr(options, "supervised", False)
     printing = options.command in ("status", "inspect", "export", "doctor", "connect")
     if argv is None and (printing or getattr(options, "print_config", False)):
         # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
+        if unknown:
+            flags = [setting.flag or "" for setting in settings()]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1)
+            fix = f"did you mean {close[0]}?" if close else f"see {options.command} --help"
+            raise ConfigError(f"{options.command}: no such argument {unknown[0]}; {fix}")
         config = _config(options)
         if getattr(options, "print_config", False):
             print(render_config(config))
             return 0
         if options.command in _LOOPS:
-            _log_to_stderr(options.verbose)
+            _log_to_stderr()
         if supervised:
             stop_with_parent()
         status: int = _command(options.command).run(config, options)
@@ -128,10 +133,9 @@ def _config(options: argparse.Namespace) -> Config:
     return load_config(flags, os.environ, options.config)
 
 
-def _log_to_stderr(verbose: bool) -> None:
+def _log_to_stderr() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
     )
-    logging.getLogger("openclaw_rl").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("aiohttp.access", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

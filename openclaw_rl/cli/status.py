@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from openclaw_rl.cli.checks import listens
 from openclaw_rl.config import Config
-from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import Journal, Outcomes
 from openclaw_rl.rollout.batch import Rules, choose
 
@@ -24,29 +22,21 @@ _RECENT = 32
 _MANY = 20
 """Turns from which on a warning is worth reading."""
 
-_WATCH_SECONDS = 2.0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that are no settings."""
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.add_argument("--watch", action="store_true", help="print it again every 2 s")
 
 
 def run(config: Config, options: argparse.Namespace) -> int:
     """Print the status. Raises `JournalError`."""
-    while True:
-        status = read_status(config)
-        # The journal keeps the addresses beyond the end of what was there.
-        status["answering"] = {
-            name: listens(status[name]) for name in ("engine", "gateway") if status[name]
-        }
-        print(json.dumps(status, indent=2) if options.json else render_status(status), flush=True)
-        if not options.watch:
-            return 0
-        time.sleep(_WATCH_SECONDS)
-        if not options.json:
-            print()
+    status = read_status(config)
+    # The journal keeps the addresses beyond the end of what was there.
+    status["answering"] = {
+        name: listens(status[name]) for name in ("engine", "gateway") if status[name]
+    }
+    print(json.dumps(status, indent=2) if options.json else render_status(status))
+    return 0
 
 
 def read_status(config: Config) -> dict[str, Any]:
@@ -136,7 +126,7 @@ def render_status(status: Mapping[str, Any]) -> str:
         f" + {status['judging']} judging + {status['ready']} ready"
         f" + {status['leased']} leased + {status['trained']} trained"
         f" + {sum(status['dropped'].values())} dropped",
-        f"judged   {status['judged']} · mean reward of the last ones {_reward(status)}",
+        f"judged   {status['judged']} · mean reward of the last ones {mean_reward(status)}",
         f"batch    {status['usable']}/{status['batch_size']} ready",
     ]
     if gap := status["mismatch"]:
@@ -164,19 +154,6 @@ def _address(status: Mapping[str, Any], name: str) -> str:
     return (status[name] or "none") + (" (last seen there; does not answer)" if silent else "")
 
 
-def _reward(status: Mapping[str, Any]) -> str:
+def mean_reward(status: Mapping[str, Any]) -> str:
+    """The mean of the last rewards as text."""
     return "-" if status["mean_reward"] is None else f"{status['mean_reward']:+.2f}"
-
-
-def progress_line(config: Config) -> str | None:
-    """Return one line about the loop, or None while there is no journal."""
-    try:
-        status = read_status(config)
-    except JournalError:
-        return None
-    return (
-        f"turns {status['main']} · judged {status['judged']} · "
-        f"ready {status['ready']}/{status['batch_size']} · trained {status['trained']} · "
-        f"dropped {sum(status['dropped'].values())} · version {status['version'] or 0} · "
-        f"reward {_reward(status)}"
-    )

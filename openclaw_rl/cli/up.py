@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from openclaw_rl.cli import checks
-from openclaw_rl.cli.status import progress_line
+from openclaw_rl.cli.status import mean_reward, read_status
 from openclaw_rl.cli.supervisor import Loop, guarded, supervise
 from openclaw_rl.config import Config
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import ConfigError, JournalError
 
 LOOPS = ("train", "judge", "serve")
 """In the order in which they are started: each asks those before it."""
@@ -56,11 +60,15 @@ def run(config: Config, options: argparse.Namespace) -> int:
         last = ""
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
-            line = await asyncio.to_thread(progress_line, config)
-            if line and line != last:
-                emit(f"[up] {line}")
-                last = line
+            with contextlib.suppress(JournalError):  # before the first loop has made it
+                line = _progress(await asyncio.to_thread(read_status, config))
+                if line != last:
+                    emit(f"[up] {line}")
+                    last = line
 
+    # The bars and hints of libraries are no lines of ours.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if past:
         emit(f"[up] files of past conversations in the data folder, to learn from: {past}")
     emit(
@@ -76,3 +84,12 @@ def run(config: Config, options: argparse.Namespace) -> int:
             reporting.cancel()
 
     return asyncio.run(all_loops())
+
+
+def _progress(status: Mapping[str, Any]) -> str:
+    return (
+        f"turns {status['main']} · judged {status['judged']} · "
+        f"ready {status['ready']}/{status['batch_size']} · trained {status['trained']} · "
+        f"dropped {sum(status['dropped'].values())} · version {status['version'] or 0} · "
+        f"reward {mean_reward(status)}"
+    )

@@ -171,8 +171,8 @@ class EmbeddedEngine:
         self._shares_gpu = loaded.device.type == "cuda"
         self.core = EngineCore(
             loaded,
-            kv_tokens=args.engine_kv_tokens or kv_tokens(loaded),
-            max_running=args.engine_max_streams,
+            kv_tokens=args.kv_tokens or kv_tokens(loaded),
+            max_running=args.max_streams,
             context_length=args.context_length,
             threads=args.engine_threads or HALF_OF_CORES,
         )

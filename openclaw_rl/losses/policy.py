@@ -69,7 +69,7 @@ def _policy_loss(
 ) -> tuple[Tensor, Metrics]:
     """The one loss. `logits` is `[1, T, V]`; per-sample tensors of `batch` cover responses only.
 
-    Arguments read, with the value where absent: w_rl 1.0, w_opd 1.0, opd_clip None, opd_baseline
+    Arguments read, with the value where absent: w_rl 1.0, w_opd 1.0, opd_clip 0.0, opd_baseline
     "current", opd_tail False, eps_clip 0.2, eps_clip_high 0.28, eps_clip_c None, use_kl_loss
     False, kl_loss_coef 0.0, kl_loss_type "k3", entropy_coef 0.0, use_rollout_logprobs False,
     use_tis False, tis_clip 2.0, tis_clip_low 0.0, rollout_temperature 1.0, log_probs_chunk_size.
@@ -102,7 +102,7 @@ def _policy_loss(
     log_ratio = log_probs - old
 
     w_rl, w_opd = _number(args, "w_rl", 1.0), _number(args, "w_opd", 1.0)
-    opd_clip = _optional(args, "opd_clip")
+    opd_clip = _number(args, "opd_clip", 0.0) or None
     advantages = torch.zeros_like(current)
     distilled = None
     metrics: Metrics = {}

@@ -64,7 +64,7 @@ def generate_rollout(
 
     args: `journal_path`, `rollout_batch_size` (turns); optional `session_share`, `max_staleness`
     (versions; None: no limit), `rollout_temperature` (that of the trainer's log-probs) unless
-    `any_temperature` (it takes each turn's own; so without either), `max_sample_tokens` (None: no
+    `any_temperature` (it takes each turn's own; so without either), `max_sample_tokens` (0: no
     limit; see `build_samples`), `host_name`, `rollout_poll_seconds`, `stop_event` (a
     `threading.Event`), `while_waiting` (called at each poll; what it raises ends the wait),
     `segment_steps` (the optimiser steps of a rollout; no segment holds signals of two, and

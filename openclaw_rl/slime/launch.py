@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(render(plan, command, private))
             return 0
         check_machine(config, command)
-        write({**plan.files, private: plan.runtime_env})
+        write({**plan.files, private: json.dumps(plan.runtime_env, indent=1)})
         for line in plan.layout.picture():
             print(f"[openclaw-rl] {line}", flush=True)
         os.execvpe(command[0], command, {**environ, **plan.variables, **added})
@@ -79,7 +79,7 @@ def on_ray(slime: SlimeConfig, plan: Plan, private: Path) -> tuple[list[str], di
             )
         return plan.train, {"RAY_ADDRESS": "local"}
     # What Ray's own job server does for a driver that it starts.
-    job = json.dumps({"runtime_env": json.loads(plan.runtime_env)})
+    job = json.dumps({"runtime_env": plan.runtime_env})
     return plan.train, {"RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": job}
 
 

@@ -11,22 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.config import SlimeConfig
 from openclaw_rl.errors import ConfigError
 
 POLICY = "policy"
 
 MOST = 100_000
 """GPUs in a cluster; more is a typing error, and every engine is looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """A frozen model that a role asks for. `gpus` 0: computed; `per_engine` 0: the policy's."""
-
-    role: str
-    path: str
-    gpus: int = 0
-    per_engine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +37,8 @@ class Layout:
 
     nodes: int
     gpus_per_node: int
-    actor_nodes: int
-    actor_per_node: int
+    actor_gpus: int
     engines: tuple[EngineGroup, ...]
-
-    @property
-    def actor_gpus(self) -> int:
-        return self.actor_nodes * self.actor_per_node
-
-    @property
-    def rollout_gpus(self) -> int:
-        return sum(engine.gpus for engine in self.engines)
 
     def engine_of(self, role: str) -> str | None:
         """The name of the model that serves `role`, if this cluster does."""
@@ -64,13 +46,15 @@ class Layout:
 
     def flags(self) -> list[str]:
         """slime's flags for this split."""
-        return [
-            *("--actor-num-nodes", str(self.actor_nodes)),
-            *("--actor-num-gpus-per-node", str(self.actor_per_node)),
-            *("--num-gpus-per-node", str(self.gpus_per_node)),
-            *("--rollout-num-gpus", str(self.rollout_gpus)),
-            *("--rollout-num-gpus-per-engine", str(self.engines[0].per_engine)),
-        ]
+        actor_nodes = max(1, self.actor_gpus // self.gpus_per_node)
+        values = {
+            "--actor-num-nodes": actor_nodes,
+            "--actor-num-gpus-per-node": self.actor_gpus // actor_nodes,
+            "--num-gpus-per-node": self.gpus_per_node,
+            "--rollout-num-gpus": sum(engine.gpus for engine in self.engines),
+            "--rollout-num-gpus-per-engine": self.engines[0].per_engine,
+        }
+        return [word for flag, value in values.items() for word in (flag, str(value))]
 
     def sglang_config(self, context: int | None, limits: Mapping[str, int]) -> dict[str, Any]:
         """The content of `--sglang-config`. `context` is what `--sglang-context-length` asks of
@@ -110,63 +94,58 @@ class Layout:
         return [*lines, f"{idle} GPU left idle"] if idle else lines
 
 
-def split(
-    *,
-    nodes: int,
-    gpus_per_node: int,
-    actor_gpus: int,
-    rollout_gpus: int,
-    policy_path: str,
-    policy_per_engine: int,
-    frozen: Sequence[Frozen],
-) -> Layout:
-    """The layout for the asked shares; 0 is what the other side leaves, for both sides half.
+def split(slime: SlimeConfig, policy: str, frozen: Mapping[str, str]) -> Layout:
+    """The layout for the shares that `slime` asks for; 0 is what the other side leaves, for both
+    sides half. `policy` is the policy's folder, `frozen` that of each frozen role.
 
     Raises `ConfigError` where they do not fit.
     """
-    total = nodes * gpus_per_node
+    per_node, policy_size = slime.num_gpus, slime.rollout_gpus_per_engine
+    total = slime.num_nodes * per_node
     if total > MOST:
-        raise ConfigError(f"NUM_GPUS={gpus_per_node} on NUM_NODES={nodes} is more than {MOST} GPUs")
-    actor = actor_gpus or (total - rollout_gpus if rollout_gpus else total // 2)
-    rollout = rollout_gpus or total - actor
-    have = f"NUM_GPUS={gpus_per_node}" + (f" on each of NUM_NODES={nodes}" if nodes > 1 else "")
+        raise ConfigError(
+            f"NUM_GPUS={per_node} on NUM_NODES={slime.num_nodes} is more than {MOST} GPUs"
+        )
+    actor = slime.actor_gpus or (total - slime.rollout_gpus if slime.rollout_gpus else total // 2)
+    rollout = slime.rollout_gpus or total - actor
     if actor < 1 or rollout < 1 or actor + rollout > total:
+        nodes = f" on each of NUM_NODES={slime.num_nodes}" if slime.num_nodes > 1 else ""
         raise ConfigError(
             f"ACTOR_GPUS={actor} and ROLLOUT_GPUS={rollout} are {actor + rollout} GPUs, but there "
-            f"are {total} ({have}); each side needs at least one"
+            f"are {total} (NUM_GPUS={per_node}{nodes}); each side needs at least one"
         )
-    if actor > gpus_per_node and actor % gpus_per_node:
+    if actor > per_node and actor % per_node:
         raise ConfigError(
-            f"ACTOR_GPUS={actor} fills no whole machines of {gpus_per_node} GPUs: use a multiple"
+            f"ACTOR_GPUS={actor} fills no whole machines of {per_node} GPUs: use a multiple"
         )
-    groups: dict[str, list[Frozen]] = {}
-    for item in frozen:
-        groups.setdefault(item.path, []).append(item)
-    asked = [max(item.gpus for item in group) for group in groups.values()]
+    roles: dict[str, list[str]] = {}
+    for role, path in frozen.items():
+        roles.setdefault(path, []).append(role)
+    gpus = {role: getattr(slime, f"{role}_gpus") for role in frozen}
+    sizes = {role: getattr(slime, f"{role}_gpus_per_engine") for role in frozen}
+    asked = {path: max(gpus[role] for role in group) for path, group in roles.items()}
     # Where nobody asks: an equal part of what the policy's half and the asked shares leave.
-    spare = max(0, rollout // 2 - sum(asked)) // max(1, asked.count(0))
-    engines: list[EngineGroup] = []
-    for (path, group), gpus in zip(groups.items(), asked, strict=True):
-        size = max(item.per_engine for item in group) or policy_per_engine
-        roles = tuple(item.role for item in group)
-        share = gpus or max(1, spare // size) * size
-        engines.append(EngineGroup(roles[0], path, share, size, roles))
+    silent = list(asked.values()).count(0)
+    spare = max(0, rollout // 2 - sum(asked.values())) // max(1, silent)
+    engines = []
+    for path, group in roles.items():
+        size = max(sizes[role] for role in group) or policy_size
+        share = asked[path] or max(1, spare // size) * size
+        engines.append(EngineGroup(group[0], path, share, size, tuple(group)))
     left = rollout - sum(engine.gpus for engine in engines)
-    if left < policy_per_engine:
-        names = [max(group, key=lambda item: item.gpus).role for group in groups.values()]
+    if engines and left < policy_size:
         shares = " + ".join(
-            f"{name.upper()}_GPUS={engine.gpus}"
-            for name, engine in zip(names, engines, strict=True)
+            f"{max(engine.roles, key=gpus.__getitem__).upper()}_GPUS={engine.gpus}"
+            for engine in engines
         )
         raise ConfigError(
             f"{shares} leave {max(0, left)} of ROLLOUT_GPUS={rollout} to the policy, which needs "
-            f"{policy_per_engine}: give ROLLOUT_GPUS more, or serve that model elsewhere "
+            f"{policy_size}: give ROLLOUT_GPUS more, or serve that model elsewhere "
             "(PRM_URL, JUDGE_URL)"
         )
-    engines.insert(0, EngineGroup(POLICY, policy_path, left, policy_per_engine, (POLICY,)))
-    _check_whole(engines, actor, gpus_per_node)
-    actor_nodes = max(1, actor // gpus_per_node)
-    return Layout(nodes, gpus_per_node, actor_nodes, actor // actor_nodes, tuple(engines))
+    engines.insert(0, EngineGroup(POLICY, policy, left, policy_size, (POLICY,)))
+    _check_whole(engines, actor, per_node)
+    return Layout(slime.num_nodes, per_node, actor, tuple(engines))
 
 
 def _check_whole(engines: Sequence[EngineGroup], offset: int, gpus_per_node: int) -> None:

@@ -8,7 +8,7 @@ the user gave win over computed ones, because they come last.
 from __future__ import annotations
 
 import importlib.util
-import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tokenizers import Tokenizer
 
 from openclaw_rl.config import Config, DataConfig, Setting, hook_args, render_config, settings
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
-from openclaw_rl.slime.layout import POLICY, Frozen, Layout, split
+from openclaw_rl.slime.layout import POLICY, Layout, split
 from openclaw_rl.slime.model_args import model_args, read_config, text_config
 from openclaw_rl.slime.services import SLIMES
 
@@ -43,7 +44,10 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 }
 
 PASSED_ON = ("NCCL_", "GLOO_", "HF_", "WANDB_")
-"""Variables of the caller's environment that the job gets too, by their beginning."""
+"""Variables of the caller's environment that the job gets too, by their beginning; and our keys."""
+
+SECRET = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+"""Ends of the names of those that are never shown."""
 
 USED = (
     *("model.path", "data.path", "data.replay", "rollout.", "gateway.", "judge.", "slime."),
@@ -77,9 +81,9 @@ class Plan:
     layout: Layout
 
     @property
-    def runtime_env(self) -> str:
+    def runtime_env(self) -> dict[str, Any]:
         """Ray's runtime environment of the job, with the secrets: for a file of mode 0600."""
-        return json.dumps({"env_vars": {**self.variables, **self.secrets}}, indent=1)
+        return {"env_vars": {**self.variables, **self.secrets}}
 
 
 def make_plan(
@@ -89,8 +93,7 @@ def make_plan(
 
     Raises `ConfigError` (one line).
     """
-    model = _folder(config.model.path, "MODEL_PATH", holds="config.json")
-    _vocabulary(model, "MODEL_PATH")
+    model = _folder(config.model.path, "MODEL_PATH", "config.json", "tokenizer.json")
     if config.data.path == DataConfig().path:
         raise ConfigError("DATA_PATH is not set: the folder for conversations, as an absolute path")
     data = _absolute(config.data.path, "DATA_PATH")
@@ -108,39 +111,46 @@ def make_plan(
     _check_top_k(option(flags, "--custom-loss-function-path") or "", config.train.opd_top_k)
     reward = option(flags, "--custom-rm-path") or config.reward_path
     slime = config.slime
-    layout = split(
-        nodes=slime.num_nodes,
-        gpus_per_node=slime.num_gpus,
-        actor_gpus=slime.actor_gpus,
-        rollout_gpus=slime.rollout_gpus,
-        policy_path=str(model),
-        policy_per_engine=slime.rollout_gpus_per_engine,
-        frozen=_frozen(config, model, reward),
-    )
-    _check_parallel(flags, layout, read_config(model))
+    layout = split(slime, str(model), _frozen(config, model, reward))
+    _check_parallel(flags, layout.actor_gpus, text_config(read_config(model)))
     context = _whole(flags, "--sglang-context-length")
-    limits = {engine.path: _context_limit(engine.path) for engine in layout.engines}
-    known = {path: limit for path, limit in limits.items() if limit}
-    if context and context > known.get(str(model), context):
+    limits = {
+        engine.path: limit
+        for engine in layout.engines
+        if (limit := text_config(read_config(Path(engine.path))).get("max_position_embeddings"))
+    }
+    if context and context > limits.get(str(model), context):
         raise ConfigError(
             f"--sglang-context-length {context} is more than the policy's config.json allows "
-            f"({known[str(model)]} tokens)"
+            f"({limits[str(model)]} tokens)"
         )
     home = data / "slime"
     computed = [] if slime.model_args_file else model_args(read_config(model))
     computed += [word for pair in HOOKS.items() for word in pair] + layout.flags()
     computed += ["--sglang-config", str(home / "engines.yaml")]
     computed += ["--custom-config-path", str(home / "hooks.yaml")]
+    keys = {setting.env for setting in settings("gateway", "judge") if not setting.flag}
+    passed = {
+        name: value
+        for name, value in sorted(environ.items())
+        if value and (name in keys or name.startswith(PASSED_ON))
+    }
     folders = [_ROOT, *folders, *(Path(p) for p in (slime.slime_dir, slime.megatron_dir) if p)]
     return Plan(
         train=[python, str(script), *computed, *flags],
         files={
-            home / "engines.yaml": _yaml(layout.sglang_config(context, known)),
+            home / "engines.yaml": _yaml(layout.sglang_config(context, limits)),
             home / "hooks.yaml": _yaml(_hook_settings(config, layout, data)),
             home / "openclaw_rl.toml": render_config(config),
         },
-        variables=_variables(environ, folders),
-        secrets=_secrets(environ),
+        variables={
+            **{name: value for name, value in passed.items() if not name.endswith(SECRET)},
+            "PYTHONPATH": _python_path(environ, folders),
+            "PYTHONUNBUFFERED": "1",
+            # Megatron asks for it with tensor or sequence parallelism; slime's scripts set it too.
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        },
+        secrets={name: value for name, value in passed.items() if name.endswith(SECRET)},
         layout=layout,
     )
 
@@ -158,14 +168,15 @@ def _absolute(value: str, name: str) -> Path:
     return path
 
 
-def _folder(value: str, name: str, *, holds: str) -> Path:
+def _folder(value: str, name: str, *holds: str) -> Path:
     if not value:
-        raise ConfigError(f"{name} is not set: give the absolute path of a folder with {holds}")
+        raise ConfigError(f"{name} is not set: give the absolute path of a folder with {holds[0]}")
     path = _absolute(value, name)
     if not path.is_dir():
         raise ConfigError(f"{name}: no such folder: {path}")
-    if not (path / holds).exists():
-        raise ConfigError(f"{name}: {path} has no {holds}")
+    for part in holds:
+        if not (path / part).exists():
+            raise ConfigError(f"{name}: {path} has no {part}")
     return path
 
 
@@ -173,38 +184,16 @@ def _train_script(config: Config) -> Path:
     """What is started: slime's `train_async.py`, or what TRAIN_SCRIPT names."""
     slime = config.slime
     if slime.megatron_dir:
-        _folder(slime.megatron_dir, "MEGATRON_DIR", holds="megatron")
+        _folder(slime.megatron_dir, "MEGATRON_DIR", "megatron")
     if slime.train_script:
         script = _absolute(slime.train_script, "TRAIN_SCRIPT")
         if not script.is_file():
             raise ConfigError(f"TRAIN_SCRIPT: no such file: {script}")
         return script
-    folder = _folder(slime.slime_dir, "SLIME_DIR", holds="train_async.py")
+    folder = _folder(slime.slime_dir, "SLIME_DIR", "train_async.py")
     if not slime.megatron_dir and importlib.util.find_spec("megatron") is None:
         raise ConfigError("MEGATRON_DIR is not set: the folder of a clone of Megatron-LM")
     return folder / "train_async.py"
-
-
-def _vocabulary(folder: Path, name: str) -> dict[str, int]:
-    """Token -> id of the tokenizer in a model's folder."""
-    fast = folder / "tokenizer.json"
-    if fast.is_file():
-        from tokenizers import Tokenizer
-
-        found: dict[str, int] = Tokenizer.from_file(str(fast)).get_vocab()
-        return found
-    forms = ("tokenizer.model", "vocab.json", "*.tiktoken")
-    if not any(next(folder.glob(pattern), None) for pattern in forms):
-        raise ConfigError(f"{name}: {folder} has no tokenizer (such as tokenizer.json)")
-    from transformers import AutoTokenizer
-
-    found = AutoTokenizer.from_pretrained(folder).get_vocab()
-    return found
-
-
-def _context_limit(folder: str) -> int | None:
-    limit = text_config(read_config(Path(folder))).get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None
 
 
 # -- slime's flags ---------------------------------------------------------------------------------
@@ -223,11 +212,9 @@ def option(flags: Sequence[str], name: str) -> str | None:
 
 def _whole(flags: Sequence[str], name: str) -> int | None:
     value = option(flags, name)
-    if value is None:
-        return None
-    if not value.isdecimal() or not int(value):
+    if value is not None and (not value.isdecimal() or not int(value)):
         raise ConfigError(f"{name}: {value!r} is not a whole number above 0")
-    return int(value)
+    return None if value is None else int(value)
 
 
 def _place_hooks(flags: Sequence[str]) -> tuple[list[str], list[Path]]:
@@ -237,12 +224,12 @@ def _place_hooks(flags: Sequence[str]) -> tuple[list[str], list[Path]]:
     on the path, and so does the folder of a module that lies here.
     """
     flags, folders = list(flags), []
-    for flag, default in (
-        ("custom-loss-function-path", "custom_loss"),
-        ("custom-rm-path", "custom_rm"),
+    for name, default in (
+        ("CUSTOM_LOSS_FUNCTION_PATH", "custom_loss"),
+        ("CUSTOM_RM_PATH", "custom_rm"),
     ):
-        path, name = option(flags, f"--{flag}"), flag.replace("-", "_").upper()
-        if path is None:
+        flag = f"--{name.lower().replace('_', '-')}"
+        if (path := option(flags, flag)) is None:
             continue
         file, _, function = path.partition(":")
         if file.endswith(".py"):
@@ -252,7 +239,7 @@ def _place_hooks(flags: Sequence[str]) -> tuple[list[str], list[Path]]:
             if not place.stem.isidentifier():
                 raise ConfigError(f"{name}: {place.name} cannot be imported, rename it")
             folders.append(place.parent)
-            flags += [f"--{flag}", f"{place.stem}.{function or default}"]
+            flags += [flag, f"{place.stem}.{function or default}"]
         else:
             top = path.partition(".")[0]
             if "." not in path or importlib.util.find_spec(top) is None:
@@ -273,17 +260,15 @@ def _check_top_k(loss: str, top_k: int) -> None:
         raise ConfigError(f"OPD_TOP_K={top_k} has no effect on {loss}: use topk_opd_loss")
 
 
-def _check_parallel(flags: Sequence[str], layout: Layout, model: Mapping[str, Any]) -> None:
+def _check_parallel(flags: Sequence[str], actor_gpus: int, model: Mapping[str, Any]) -> None:
     kinds = ("tensor-model", "pipeline-model", "context")
     sizes = [_whole(flags, f"--{kind}-parallel-size") or 1 for kind in kinds]
-    product = sizes[0] * sizes[1] * sizes[2]
-    if layout.actor_gpus % product:
+    if actor_gpus % math.prod(sizes):
         raise ConfigError(
-            f"ACTOR_GPUS={layout.actor_gpus} is not a multiple of {product}, the tensor x pipeline "
-            f"x context parallel sizes ({' x '.join(map(str, sizes))}) of PERF_ARGS"
+            f"ACTOR_GPUS={actor_gpus} is not a multiple of {math.prod(sizes)}, the tensor x "
+            f"pipeline x context parallel sizes ({' x '.join(map(str, sizes))}) of PERF_ARGS"
         )
-    heads = text_config(model).get("num_attention_heads")
-    if isinstance(heads, int) and heads % sizes[0]:
+    if (heads := model.get("num_attention_heads", 0)) % sizes[0]:
         raise ConfigError(
             f"--tensor-model-parallel-size {sizes[0]} does not divide the model's {heads} "
             "attention heads"
@@ -293,38 +278,35 @@ def _check_parallel(flags: Sequence[str], layout: Layout, model: Mapping[str, An
 # -- who is served where ---------------------------------------------------------------------------
 
 
-def _frozen(config: Config, model: Path, reward: str) -> list[Frozen]:
-    """The frozen models that this cluster has to serve."""
+def _frozen(config: Config, model: Path, reward: str) -> dict[str, str]:
+    """Role -> folder of the frozen models that this cluster has to serve."""
     slime, judge = config.slime, config.judge
     own = next((roles for name, roles in ROLES.items() if reward.startswith(name)), None)
-    found = []
+    found = {}
     for role in ("prm", "judge"):
         path, gpus = getattr(judge, f"{role}_model_path"), getattr(slime, f"{role}_gpus")
         # A hook of the user's asks whom its author says; hints that it returns are scored.
         wanted = bool(path or gpus) if own is None else role in own
         if wanted and not getattr(judge, f"{role}_url"):
             name = f"{role.upper()}_MODEL_PATH"
-            place = _folder(path, name, holds="config.json") if path else model
-            found.append(_share(config, role, place))
+            found[role] = str(_folder(path or str(model), name, "config.json"))
     teaches = (own is None or "teacher" in own) and hook_args(config).w_opd
     if teaches and not judge.teacher_url and slime.teacher != "policy":
         place = model
         if slime.teacher != "base":
-            place = _folder(slime.teacher, "TEACHER", holds="config.json")
-            ours, theirs = _vocabulary(model, "MODEL_PATH"), _vocabulary(place, "TEACHER")
+            place = _folder(slime.teacher, "TEACHER", "config.json", "tokenizer.json")
+            ours, theirs = (
+                Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+                for folder in (model, place)
+            )
             # A teacher scores the policy's ids as they are; more tokens of its own do no harm.
             if wrong := sum(theirs.get(token) != number for token, number in ours.items()):
                 raise ConfigError(
                     f"TEACHER: {place} has another tokenizer than the policy ({wrong} of "
                     f"{len(ours)} tokens have another id or none), so it cannot score its tokens"
                 )
-        found.append(_share(config, "teacher", place))
+        found["teacher"] = str(place)
     return found
-
-
-def _share(config: Config, role: str, place: Path) -> Frozen:
-    gpus, per_engine = (getattr(config.slime, f"{role}_gpus{end}") for end in ("", "_per_engine"))
-    return Frozen(role, str(place), gpus, per_engine)
 
 
 # -- what hooks and services are told --------------------------------------------------------------
@@ -334,52 +316,26 @@ def _hook_settings(config: Config, layout: Layout, data: Path) -> dict[str, Any]
     """`--custom-config-path`: what hooks read from slime's `args`. Keys are not among it: slime
     logs its arguments."""
     args = hook_args(config)
-    values: dict[str, Any] = {"journal_path": str(data / "journal.db")}
-    values["openclaw_rl_config"] = str(data / "slime" / "openclaw_rl.toml")
-    for setting in settings("rollout", "train"):
-        if is_used(setting) and setting.name != "method":
-            values[setting.attribute] = getattr(args, setting.attribute)
-    for role in ("prm", "judge", "teacher"):
-        values[f"{role}_engine"] = layout.engine_of(role)
+    used = [setting.attribute for setting in settings("rollout", "train") if is_used(setting)]
+    values = {
+        "journal_path": str(data / "journal.db"),
+        "openclaw_rl_config": str(data / "slime" / "openclaw_rl.toml"),
+        **{name: getattr(args, name) for name in used},
+        **{f"{role}_engine": layout.engine_of(role) for role in ("prm", "judge", "teacher")},
+    }
     if config.slime.teacher == "policy":
         values["teacher_engine"] = POLICY
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _variables(environ: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
-    path = [str(folder) for folder in folders]
-    for one in path:
-        if os.pathsep in one:
+def _python_path(environ: Mapping[str, str], folders: Sequence[Path]) -> str:
+    for folder in folders:
+        if os.pathsep in str(folder):
             raise ConfigError(
-                f"{one}: a folder for PYTHONPATH cannot have {os.pathsep!r} in its name"
+                f"{folder}: a folder for PYTHONPATH cannot have {os.pathsep!r} in its name"
             )
-    path += [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    passed = {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(PASSED_ON) and not _is_secret(name)
-    }
-    return {
-        **passed,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
-        "PYTHONUNBUFFERED": "1",
-        # Megatron asks for it with tensor or sequence parallelism; slime's scripts set it too.
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }
-
-
-def _is_secret(name: str) -> bool:
-    return name.endswith(("_KEY", "_TOKEN", "_SECRET", "_PASSWORD"))
-
-
-def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our own keys and those of the passed-on families."""
-    own = {setting.env for setting in settings("gateway", "judge") if not setting.flag}
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if value and (name in own or (name.startswith(PASSED_ON) and _is_secret(name)))
-    }
+    path = [*map(str, folders), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return os.pathsep.join(dict.fromkeys(filter(None, path)))
 
 
 def _yaml(content: dict[str, Any]) -> str:

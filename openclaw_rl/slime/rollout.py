@@ -124,7 +124,7 @@ class Run:
                 "rollout_batch_size": self.shape.turns,
                 "segment_steps": self.shape.steps,
                 "host_name": HOST,
-                "while_waiting": self.services.check,
+                "while_waiting": self.services.ensure,
             }
         )
 

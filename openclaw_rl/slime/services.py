@@ -1,8 +1,8 @@
 """What runs beside slime: engines' addresses for the journal, and gateway and judge as a child.
 
 Guarantees: a gateway that answers is left alone, only the own child is ever ended, and it does not
-outlive this process, whatever ends it. A child that says it is misconfigured ends the wait for a
-batch with its own words instead of starving it.
+outlive this process, whatever ends it. A child that dies is started again, also while a batch is
+waited for; one that says it is misconfigured ends the wait with its own words.
 
 Their configuration is a file (`openclaw_rl_config` in slime's `--custom-config-path`); keys come
 from the environment, which slime does not print.
@@ -15,6 +15,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 from openclaw_rl.config import Config, environment, load_config, settings
 from openclaw_rl.errors import MISCONFIGURED, ConfigError
+from openclaw_rl.journal.lock import gateway_lock
 
 log = logging.getLogger("openclaw_rl.slime")
 
@@ -34,6 +36,7 @@ SLIMES = {
     "gateway.max_tokens": "rollout_max_response_len",
 }
 """Settings that flags of slime say -> their names in `args`."""
+RESTART_SECONDS = 5.0
 _ASK_SECONDS, _STOP_SECONDS = 5.0, 40.0
 
 
@@ -58,8 +61,11 @@ def addresses(args: Any) -> dict[str, str]:
 
 
 def model_info(url: str) -> dict[str, Any]:
-    """What the engine says of itself (`weight_version`, `model_path`); empty where it does not."""
-    return ask(url + "/model_info") or ask(url + "/get_model_info")
+    """What the engine says of itself (`weight_version`, `model_path`); empty where it does not.
+
+    SGLang calls the first form the old one; sglang-router 0.3 passes on only that.
+    """
+    return ask(url + "/get_model_info") or ask(url + "/model_info")
 
 
 def ask(url: str) -> dict[str, Any]:
@@ -106,18 +112,32 @@ class Services:
         self.child: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._last = ""
+        self._next_start, self._serves = 0.0, False
 
     def ensure(self) -> None:
-        """Start what is wanted and not there. Raises `ConfigError` as `check`."""
-        self.check()
-        if self.child is not None and self.child.poll() is None:
+        """Start what is wanted and not there, also what has ended since, but not at once again.
+        Raises `ConfigError` where it has ended for good."""
+        status = None if self.child is None else self.child.poll()
+        if status == MISCONFIGURED:
+            assert self._reader is not None
+            self._reader.join(_ASK_SECONDS)
+            raise ConfigError(f"gateway or judge cannot run: {self._last}")
+        if (self.child is not None and status is None) or time.monotonic() < self._next_start:
             return
+        self._next_start = time.monotonic() + RESTART_SECONDS
+        if status is not None:
+            log.warning("[slime] gateway and judge ended with status %d: again", status)
         loops, url = list(self._loops), self.config.gateway.url
-        if "serve" in loops and "engine" in ask(url + "/healthz"):
-            log.info("[slime] a gateway answers at %s: it is used", url)
-            loops.remove("serve")
+        if self._serves:
+            try:
+                gateway_lock(self.config.journal_path).close()
+            except ConfigError:  # the last one's gateway is still ending
+                return
+        elif "serve" in loops and "engine" in ask(url + "/healthz"):
+            loops.remove("serve")  # there is one
         if not loops:
             return
+        self._serves = "serve" in loops
         command = [sys.executable, "-m", "openclaw_rl.cli", "up", *loops]
         command += ["--supervised", "--config", "-"]
         self.child = subprocess.Popen(
@@ -130,13 +150,6 @@ class Services:
         self.child.stdin.flush()
         self._reader = threading.Thread(target=self._relay, args=(self.child,), daemon=True)
         self._reader.start()
-
-    def check(self) -> None:
-        """Raise `ConfigError` where the child has ended for good."""
-        if self.child is not None and self.child.poll() == MISCONFIGURED:
-            assert self._reader is not None
-            self._reader.join(_ASK_SECONDS)
-            raise ConfigError(f"gateway or judge cannot run: {self._last}")
 
     def close(self) -> None:
         """End the child that was started here."""

@@ -168,5 +168,13 @@ def test_a_loop_that_there_is_not(capsys, up):
     assert "'serv' is not one of train, judge, serve" in complaint(capsys, *up, "serv")
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("--modle=x", "--modle=x; did you mean --model?"), ("--zzz", "--zzz; see up --help")],
+)
+def test_an_argument_that_there_is_not(capsys, word, said):
+    assert complaint(capsys, "up", word) == f"openclaw-rl: up: no such argument {said}\n"
+
+
 def test_status_of_a_journal_that_is_not_there(capsys, tmp_path):
     assert "no journal" in complaint(capsys, "status", "--data", str(tmp_path))

@@ -158,4 +158,4 @@ def test_every_default_is_a_value_that_its_setting_takes(tmp_path):
 def test_hooks_and_the_loops_beside_slime_have_the_defaults_of_the_tree():
     args = hook_args(Config())
     assert (args.prm_m, args.judge_concurrency, args.session_share) == (3, 8, 0.25)
-    assert args.max_sample_tokens is None
+    assert args.max_sample_tokens == 0

@@ -1,6 +1,5 @@
 """What a launch comes to: files, command, and every misuse in one line."""
 
-import json
 import os
 import tomllib
 from argparse import Namespace
@@ -124,7 +123,7 @@ def test_keys_are_in_the_jobs_environment_and_nowhere_else(place):
     keys = {"OPENCLAW_RL_API_KEY": "k-gate", "PRM_API_KEY": "k-prm", "WANDB_API_KEY": "k-wandb"}
     plan = place.plan(**keys, HOST="0.0.0.0", WANDB_PROJECT="mine", NCCL_DEBUG="INFO", OTHER="x")
     assert (
-        json.loads(plan.runtime_env)["env_vars"].items()
+        plan.runtime_env["env_vars"].items()
         >= {
             **keys,
             "WANDB_PROJECT": "mine",

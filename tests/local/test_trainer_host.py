@@ -47,7 +47,7 @@ def arguments(model_dir: Path, tmp_path: Path, **changes: Any) -> Namespace:
         "journal_path": str(tmp_path / "journal.db"), "save": str(tmp_path / "checkpoints"),
         "host_name": "h", "rollout_batch_size": 4, "session_share": 1.0, "lr": 3e-3,
         "rollout_poll_seconds": 0.01, "rollout_temperature": 1.0, "lora_rank": 4,
-        "engine_threads": 1, "engine_port": 0, "train_threads": 1, "engine_kv_tokens": 4096,
+        "engine_threads": 1, "engine_port": 0, "train_threads": 1, "kv_tokens": 4096,
         "custom_loss_function_path": "openclaw_rl.losses.combined_loss",
     }  # fmt: skip
     return Namespace(**(vars(hook_args(Config())) | fields | changes))
@@ -221,7 +221,7 @@ def test_misuse_is_said_before_anything_is_served(model_dir, tmp_path):
     with pytest.raises(ConfigError, match="cuda"):
         Host(arguments(model_dir, tmp_path, device="cuda:99"))
     with pytest.raises(ConfigError, match="holds 128 tokens: give --kv-tokens 256"):
-        Host(arguments(model_dir, tmp_path, engine_kv_tokens=128, context_length=200))
+        Host(arguments(model_dir, tmp_path, kv_tokens=128, context_length=200))
     with pytest.raises(ConfigError, match="no model in"):
         Host(arguments(tmp_path / "nothing", tmp_path))
 

@@ -59,7 +59,8 @@ def slime_args(journal: Path, turns: int, **given: Any) -> Namespace:
 
 
 class Router:
-    """Stands for slime's router of the policy: `/model_info` names `version`."""
+    """Stands for slime's router of the policy: `/get_model_info` names `version`, and like a real
+    sglang-router it knows no `/model_info`."""
 
     def __init__(self, version: str = "1") -> None:
         self.version = version
@@ -68,7 +69,7 @@ class Router:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 body = json.dumps({"weight_version": outer.version, "model_path": "m"}).encode()
-                self.send_response(200 if self.path == "/model_info" else 404)
+                self.send_response(200 if self.path == "/get_model_info" else 404)
                 self.end_headers()
                 self.wfile.write(body)
 

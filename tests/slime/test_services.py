@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import threading
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.slime.rollout import Run
 from openclaw_rl.slime.services import Services, ask, services_config
 from tests.e2e.system import free_port
 from tests.fakes.model import tiny_tokenizer
+from tests.slime.kit import Router, slime_args
 
 
 def arguments(tmp_path: Path, **given) -> Namespace:
@@ -55,7 +58,46 @@ def test_a_misconfigured_service_says_so_in_its_own_words(tmp_path: Path):
     assert services.child is not None
     services.child.wait(60)
     with pytest.raises(ConfigError, match=r"cannot run: .*no such folder: .*nowhere"):
-        services.check()
+        services.ensure()
+
+
+@pytest.mark.slow
+def test_case_33_services_that_die_while_a_batch_is_waited_for_come_back(tmp_path: Path):
+    model = tiny_tokenizer(tmp_path / "model")
+    file = tmp_path / "openclaw_rl.toml"
+    file.write_text(f"[gateway]\nport = {free_port()}\n")
+    with Router() as router:
+        args = slime_args(
+            tmp_path / "data" / "journal.db", 4, hf_checkpoint=str(model), start_services=None,
+            openclaw_rl_config=str(file), sglang_router_port=router.port,
+        )  # fmt: skip
+        run = Run.of(args)
+        url = run.services.config.gateway.url + "/healthz"
+        try:
+            run.begin(0)
+            first = run.services.child
+            assert first is not None
+            until(lambda: ask(url))
+            first.kill()
+            first.wait(60)
+
+            def is_back() -> bool:
+                run.view(args).while_waiting()
+                return run.services.child is not first and bool(ask(url))
+
+            until(is_back)
+        finally:
+            run.close()
+
+
+def until(there: Callable[[], object]) -> None:
+    """For what other processes do, which nobody tells us."""
+    pause = threading.Event()
+    for _ in range(600):
+        if there():
+            return
+        pause.wait(0.1)
+    raise AssertionError("it never happened")
 
 
 @pytest.mark.slow
@@ -70,11 +112,7 @@ def test_a_gateway_is_started_once_and_ended_with_its_owner(tmp_path: Path):
     url = services.config.gateway.url + "/healthz"
     try:
         services.ensure()
-        pause = threading.Event()
-        for _ in range(600):
-            if ask(url):
-                break
-            pause.wait(0.1)
+        until(lambda: ask(url))
         assert ask(url)["engine"]["state"] == "unknown"
         others.ensure()  # it answers: it is left alone
         others.close()
