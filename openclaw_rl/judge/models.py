@@ -114,7 +114,7 @@ class Models:
             sample,
             question,
             m=m,
-            temperature=self._of(role, "temperature"),
+            temperature=self._args.judge_temperature,
             seconds=self._args.judge_timeout * VOTES_SHARE,
             count=self.count,
         )
