@@ -112,9 +112,9 @@ class DataConfig(_Section):
     replay: bool = _setting(True, env="DATA_REPLAY")
     """learn at the start from past conversations that lie in that folder"""
     retention_days: NonNegativeFloat = 0.0
-    """forget finished sessions after so many days (0: never)"""
+    """forget finished sessions after this many days (0: never)"""
     retention_gb: NonNegativeFloat = 0.0
-    """keep at most so many GB, oldest go first (0: no limit)"""
+    """largest size in GB, oldest go first (0: no limit)"""
     next_state_hours: PositiveFloat = 24.0
     """give up waiting for a turn's next state after this"""
 
@@ -171,7 +171,7 @@ class EngineConfig(_Section):
     kind: Literal["auto", "vllm", "sglang"] = _setting("auto", flag="--engine")
     """what is at --engine-url: vllm or sglang, which gets our weights as adapters (auto: up and
     train ask it; serve by itself takes it for an engine or router that speaks SGLang's /generate,
-    and whose weights are somebody else's)"""
+    and whose weights are not trained here)"""
     command: str = _setting("", flag="--engine-cmd")
     """command line that starts the engine at --engine-url, and is kept up"""
     api_key: Key = _setting("", env="ENGINE_API_KEY")
@@ -240,7 +240,7 @@ class RolloutConfig(_Section):
     fill the batch. Training on one person's single conversation can over-fit today, or break the
     replies: nothing guards against that yet, so keep an eye on them"""
     max_staleness: NonNegativeInt = 8
-    """drop turns older than so many weight versions"""
+    """drop turns older than this many weight versions"""
     max_sample_tokens: NonNegativeInt = 0
     """longest sample in tokens; a turn beyond is dropped (0: no limit)"""
     function_path: str = _setting(
@@ -267,7 +267,7 @@ class TrainConfig(_Section):
     opd_clip: NonNegativeFloat = 0.0
     """bound on the distillation term of a token (0: none)"""
     opd_top_k: int = _setting(0, env="OPD_TOP_K", ge=0, le=64)
-    """distil over so many candidates of each token (0: the sampled one; the published form takes
+    """distil over this many candidates of each token (0: the sampled one; the published form takes
     4)"""
     opd_subset: Literal["student", "teacher", "overlap"] = "student"
     """whose candidates: the policy's own, the teacher's, or those of both"""
@@ -319,7 +319,7 @@ class TrainConfig(_Section):
     keep_checkpoints: PositiveInt = 4
     """checkpoints kept"""
     num_rollout: NonNegativeInt = 0
-    """stop training after so many batches in all (0: never); serving goes on"""
+    """stop training after this many batches in all (0: never); serving goes on"""
     device: str = _setting("", flag="--train-device")
     """device of the trainer with an external engine (default: as --device)"""
     threads: NonNegativeInt = _setting(0, flag="--train-threads")
@@ -667,6 +667,7 @@ def hook_args(config: Config) -> Namespace:
         "use_tis": config.tis_clip > 0,
         "tis_clip": config.tis_clip,
         "use_kl_loss": train.kl_loss_coef > 0,
+        "kl_loss_type": "low_var_kl",
         "adam_beta1": 0.9,
         "adam_beta2": 0.98,
         "adam_eps": 1e-8,

@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from openclaw_rl.config import Config, hook_args, is_loopback
-from openclaw_rl.engine import model_fingerprint
 from openclaw_rl.engine.survey import survey
-from openclaw_rl.engine.transport import connections
+from openclaw_rl.engine.transport import connections, listens
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import gateway_lock, trainer_lock
+from openclaw_rl.local.checkpoint import fingerprint_of
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.external import needs_of
 from openclaw_rl.replay.files import ReplayError, check
@@ -73,13 +73,8 @@ def check_journal(config: Config, loops: Sequence[str]) -> None:
             lock(config.journal_path).close()
     if "train" in loops:
         with Journal.open(config.journal_path) as journal:
-            journal.bind(
-                {
-                    "base": model_fingerprint(config.model.path),
-                    "lora_rank": config.train.lora_rank,
-                    "lora_alpha": config.train.lora_alpha,
-                }
-            )
+            train = config.train
+            journal.bind(fingerprint_of(config.model.path, train.lora_rank, train.lora_alpha))
 
 
 def check_conversations(config: Config) -> list[Path]:
@@ -116,23 +111,12 @@ def check_port(host: str, port: int, flag: str) -> None:
             ) from error
 
 
-def listens(url: str) -> bool:
-    """Whether somebody accepts connections at an address of ours."""
-    place = urlsplit(url)
-    port = place.port or (443 if place.scheme == "https" else 80)
-    try:
-        with socket.create_connection((place.hostname or "", port), timeout=0.5):
-            return True
-    except OSError:
-        return False
-
-
 def check_engine_address(config: Config) -> None:
     """Nobody may answer yet where --engine-cmd starts an engine on this machine: whatever it is, it
     would be taken for that engine."""
     url = config.engine.url
     # Not by binding: that fails as well while old connections to an engine linger.
-    if config.engine.command and is_loopback(urlsplit(url).hostname or "") and listens(url):
+    if config.engine.command and is_loopback(urlsplit(url).hostname or "") and listens(url, 1.0):
         raise ConfigError(
             f"--engine-cmd: something listens at {url} already: stop it, or omit --engine-cmd to "
             "use what runs there"

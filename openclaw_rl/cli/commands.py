@@ -82,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         if hasattr(module, "add_arguments"):
             module.add_arguments(command)
         if name in _LOOPS:
+            command.add_argument("--verbose", action="store_true", help="log more")
             command.add_argument(
                 "--print-config",
                 action="store_true",
@@ -110,7 +111,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             print(render_config(config))
             return 0
         if options.command in _LOOPS:
-            _log_to_stderr()
+            _log_to_stderr(options.verbose)
         if supervised:
             stop_with_parent()
         status: int = _command(options.command).run(config, options)
@@ -133,9 +134,10 @@ def _config(options: argparse.Namespace) -> Config:
     return load_config(flags, os.environ, options.config)
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
     )
+    logging.getLogger("openclaw_rl").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("aiohttp.access", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

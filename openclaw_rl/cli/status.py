@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from openclaw_rl.cli.checks import listens
 from openclaw_rl.config import Config
+from openclaw_rl.engine.transport import listens
 from openclaw_rl.journal import Journal, Outcomes
 from openclaw_rl.rollout.batch import Rules, choose
 
@@ -33,7 +33,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
     status = read_status(config)
     # The journal keeps the addresses beyond the end of what was there.
     status["answering"] = {
-        name: listens(status[name]) for name in ("engine", "gateway") if status[name]
+        name: listens(status[name], 0.5) for name in ("engine", "gateway") if status[name]
     }
     print(json.dumps(status, indent=2) if options.json else render_status(status))
     return 0

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -37,6 +39,17 @@ def connections(api_key: str | None = None, **options: Any) -> aiohttp.ClientSes
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
         **options,
     )
+
+
+def listens(url: str, seconds: float) -> bool:
+    """Whether anything accepts connections at the address within `seconds`. Blocks so long."""
+    try:
+        place = urlsplit(url)
+        port = place.port or (443 if place.scheme == "https" else 80)
+        with socket.create_connection((place.hostname or "", port), timeout=seconds):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 class Exchange:

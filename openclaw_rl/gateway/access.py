@@ -67,7 +67,7 @@ def _caller(key: bytes, session: bytes, anybody: bool = False) -> Caller:
 
 
 def from_a_website(headers: Mapping[str, str]) -> bool:
-    """Whether a page of another machine's sends this, through the browser of somebody here.
+    """Whether a web page of another machine sends this, through a browser on this one.
 
     A browser sends a plain POST to any address, and names the page in `Origin`. Where no key is
     wanted, every page that is open would be a client whose words are learnt from.
@@ -142,7 +142,7 @@ class Grace:
             self._replies.discard(limit)
 
     def end_in(self, seconds: float) -> None:
-        """All replies have at most so many seconds from now."""
+        """From now on replies have at most this many seconds."""
         self._until = asyncio.get_running_loop().time() + seconds
         for limit in self._replies:
             limit.reschedule(self._until)

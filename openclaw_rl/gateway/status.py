@@ -23,7 +23,7 @@ from openclaw_rl.journal.outcomes import Outcomes
 EngineState = Literal["ok", "waiting", "unknown"]
 
 BIND_AFTER = 20
-"""From so many turns on, "nothing binds" is worth a warning."""
+"""From this many turns on, "nothing binds" is worth a warning."""
 
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0,

@@ -350,7 +350,7 @@ class Journal(Database):
 
     def publish(self, role: str, url: str, info: Mapping[str, Any], now: float) -> None:
         """Say where the engine of a role (`policy`, `judge`, `prm`, `teacher`), or the `gateway`,
-        is now."""
+        is now; or what the `trainer`, `rollout` or `replay` has to say, without an address."""
         values = (role, url, turns.to_json(info), now)
         self._change("INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, ?)", values)
 
@@ -416,7 +416,7 @@ class Journal(Database):
         max_age: float | None = None,
         max_bytes: int | None = None,
     ) -> dict[str, int]:
-        """What somebody should do every few minutes, from a thread and a connection of its own:
+        """To be called every few minutes, from a thread and a connection of its own:
         drop turns that waited for a next state longer than `next_state_ttl` seconds, then `purge`
         by age in seconds and by size. How many turns, by what happened."""
         late = ("state = 'waiting' AND created < ?", (now - next_state_ttl,))

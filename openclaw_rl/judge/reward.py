@@ -126,7 +126,7 @@ def read_reward(result: Any, response_length: int, reward_key: str | None = None
 
 
 _NOT_NUMBERS = (TypeError, ValueError, KeyError, OverflowError, RuntimeError)
-"""What reading somebody's numbers, lists or tensors may raise."""
+"""What reading a reward's numbers, lists or tensors may raise."""
 
 
 def _number(value: Any) -> float | None:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openclaw_rl.engine import model_fingerprint
 from openclaw_rl.errors import ConfigError
 
 if TYPE_CHECKING:  # the checks of a start, which look for torch, come this way
@@ -29,7 +30,20 @@ _NAME = re.compile(r"version_(\d+)")
 ADAPTER, OPTIMIZER, STATE = "adapter_model.safetensors", "optimizer.pt", "state.json"
 
 Fingerprint = Mapping[str, str | int | float]
-"""`base` (`engine.model_fingerprint`), `lora_rank`, `lora_alpha`, `target_modules`."""
+"""See `fingerprint_of`."""
+TARGET_MODULES = "all-linear"
+"""Where the adapter is, as PEFT names it."""
+
+
+def fingerprint_of(model: str | Path, lora_rank: int, lora_alpha: float) -> Fingerprint:
+    """What journal and checkpoints are tied to: the base in the folder `model`, and the shape of
+    the adapter. Raises `ConfigError` where there is no model."""
+    return {
+        "base": model_fingerprint(model),
+        "lora_rank": lora_rank,
+        "lora_alpha": lora_alpha,
+        "target_modules": TARGET_MODULES,
+    }
 
 
 @dataclass(frozen=True, slots=True)

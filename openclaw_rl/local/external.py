@@ -22,11 +22,10 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.survey import Needs, survey
-from openclaw_rl.engine.transport import connections
+from openclaw_rl.engine.transport import connections, listens
 from openclaw_rl.engine.types import Adapter
 from openclaw_rl.errors import ConfigError, EngineError, EngineRefused, EngineUnavailable
 from openclaw_rl.journal import Journal
@@ -189,7 +188,7 @@ class ExternalEngine:
         if not old:
             return
         gateway = await asyncio.to_thread(self._journal.endpoint, "gateway")
-        if gateway is not None and await _listens(gateway.url):
+        if gateway is not None and await asyncio.to_thread(listens, gateway.url, _LISTEN_SECONDS):
             if gateway.info.get("adapter") != self.current.name:
                 return  # it has not gone over yet
             old -= set(gateway.info.get("in_use", ()))
@@ -232,15 +231,3 @@ class ExternalEngine:
         for role, about in (("policy", policy), ("judge", base), ("teacher", base)):
             self._journal.publish(role, self._engine_url, about, now)
         self._announced = policy
-
-
-async def _listens(url: str) -> bool:
-    """Whether somebody takes connections at the address."""
-    address = urlsplit(url)
-    try:
-        async with asyncio.timeout(_LISTEN_SECONDS):
-            _, writer = await asyncio.open_connection(address.hostname, address.port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True

@@ -25,12 +25,11 @@ from typing import Protocol
 
 import torch
 
-from openclaw_rl.engine import model_fingerprint
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import trainer_lock
 from openclaw_rl.local.cache import round_up
-from openclaw_rl.local.checkpoint import Checkpoints, Fingerprint
+from openclaw_rl.local.checkpoint import Checkpoints, fingerprint_of
 from openclaw_rl.local.device import device_of
 from openclaw_rl.local.engine import BASE_VERSION, EngineCore
 from openclaw_rl.local.external import ExternalEngine
@@ -86,12 +85,7 @@ class Host:
         device = device_of(args.device)
         self._alone = trainer_lock(args.journal_path)
         lora = LoraSpec(rank=args.lora_rank, alpha=args.lora_alpha)
-        fingerprint: Fingerprint = {
-            "base": model_fingerprint(args.hf_checkpoint),
-            "lora_rank": lora.rank,
-            "lora_alpha": lora.alpha,
-            "target_modules": lora.target_modules,
-        }
+        fingerprint = fingerprint_of(args.hf_checkpoint, lora.rank, lora.alpha)
         checkpoints = Checkpoints(Path(args.save).expanduser(), fingerprint, args.keep_checkpoints)
         checkpoints.check()
         self.journal = Journal.open(args.journal_path)

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.local.cache import ATTENTION, KVShape, ShapeProbe, slot_attention
+from openclaw_rl.local.checkpoint import TARGET_MODULES
 
 Adapter = Mapping[str, tuple[Tensor, Tensor]]
 """An adapter to serve, by module name: A transposed [in, r] and scaled B transposed [r, out]."""
@@ -37,7 +38,7 @@ class LoraSpec:
 
     rank: int = 16
     alpha: float = 32.0
-    target_modules: str = "all-linear"
+    target_modules: str = TARGET_MODULES
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class GenerateRequest(BaseModel):
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
-            # Without the input, which may be somebody's conversation.
+            # Without the input, which may be a conversation.
             first = error.errors(include_input=False, include_url=False, include_context=False)[0]
             where = ".".join(map(str, first["loc"])) or "body"
             raise EngineRefused(400, f"{where[:100]}: {first['msg']}") from None

@@ -32,7 +32,7 @@ _BRANCH = "The following is a summary of a branch that this conversation came ba
 
 
 @dataclass
-class History:
+class PastHistory:
     """One history of a session, as messages of a request; an image is a part of its type. Replies
     before `begin` are in another history too. `left_out` counts what is no model's reply, by
     reason."""
@@ -61,11 +61,11 @@ def read_database(path: Path) -> Iterator[tuple[str, list[Any]]]:
         yield session_id, [event for _, _, event in events]
 
 
-def histories(entries: Sequence[Entry]) -> list[History]:
+def histories(entries: Sequence[Entry]) -> list[PastHistory]:
     """The histories of one session, in their order. Fields of other kinds than OpenClaw writes
     raise `AttributeError`, `TypeError` or `ValueError`."""
     path = _path([entry for entry in entries if entry.get("type") != "session"])
-    found = [History()]
+    found = [PastHistory()]
     for at, entry in enumerate(path):
         kind = entry.get("type")
         if kind in ("compaction", "reset"):
@@ -73,7 +73,7 @@ def histories(entries: Sequence[Entry]) -> list[History]:
             kept = next((i for i in range(at) if first and path[i].get("id") == first), at)
             summary = [_summary(_COMPACTED, entry)] if kind == "compaction" else []
             messages = [*summary, *filter(None, map(_message, path[kept:at]))]
-            found.append(History(messages, len(messages)))
+            found.append(PastHistory(messages, len(messages)))
         elif reason := _no_reply(entry):
             found[-1].left_out[reason] += 1
         elif (message := _message(entry)) is not None:

@@ -231,7 +231,7 @@ class Tracker:
         for mark in reversed(history.marks):
             # A turn without a visible reply has the hash of its own request: without anything
             # new behind it this is that request once more. And without a name or any reply before
-            # it nothing tells it from somebody else's question in the same words.
+            # it nothing tells it from another person's question in the same words.
             fresh = mark.end < history.fresh_end
             known = session_id is not None or (first_reply is not None and first_reply <= mark.end)
             for node_hash in (mark.node, mark.empty if fresh and known else ""):

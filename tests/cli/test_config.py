@@ -159,3 +159,4 @@ def test_hooks_and_the_loops_beside_slime_have_the_defaults_of_the_tree():
     args = hook_args(Config())
     assert (args.prm_m, args.judge_concurrency, args.session_share) == (3, 8, 0.25)
     assert args.max_sample_tokens == 0
+    assert args.kl_loss_type == "low_var_kl"
