@@ -3,6 +3,7 @@
 from openclaw_rl.journal.lock import gateway_lock, trainer_lock
 from openclaw_rl.journal.outcomes import Outcomes
 from openclaw_rl.journal.store import Endpoint, Journal
+from openclaw_rl.journal.versions import Version
 from openclaw_rl.journal.writer import AsyncJournal
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Endpoint",
     "Journal",
     "Outcomes",
+    "Version",
     "gateway_lock",
     "trainer_lock",
 ]

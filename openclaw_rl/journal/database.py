@@ -27,7 +27,7 @@ from openclaw_rl.errors import JournalError
 T = TypeVar("T")
 
 APPLICATION_ID = 0x0C1A3721  # tells our files from other SQLite files
-LAYOUT = 4
+LAYOUT = 5
 
 _TABLES = """
 CREATE TABLE turns (
@@ -108,6 +108,20 @@ CREATE TABLE endpoints (role TEXT PRIMARY KEY, url TEXT NOT NULL, info TEXT NOT 
                         published REAL NOT NULL);
 """
 
+_VERSIONS = """
+CREATE TABLE versions (           -- of the weights: served ones, and candidates that were refused
+  seq INTEGER PRIMARY KEY AUTOINCREMENT,
+  version INTEGER NOT NULL,
+  state TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  rollout INTEGER NOT NULL,
+  restored INTEGER,
+  created REAL NOT NULL,
+  figures TEXT NOT NULL
+);
+CREATE TABLE requests (name TEXT PRIMARY KEY, value TEXT NOT NULL, asked REAL NOT NULL)
+"""
+
 _CHANGES: Mapping[int, str] = {
     1: """
 ALTER TABLE payloads ADD COLUMN topk_ids BLOB;
@@ -126,6 +140,7 @@ ALTER TABLE turns DROP COLUMN changed;
 ALTER TABLE verdicts DROP COLUMN reason;
 ALTER TABLE verdicts DROP COLUMN created
 """,
+    4: _VERSIONS,
 }
 """layout -> what makes the next one of it, keeping all that anybody reads."""
 
@@ -192,7 +207,9 @@ class Database:
         if found != LAYOUT:
             with self.batch() as db:
                 found = self._layout()  # another process may have been faster
-                changes = [_CHANGES[at] for at in range(found, LAYOUT)] if found else [_TABLES]
+                changes = (
+                    [_CHANGES[at] for at in range(found, LAYOUT)] if found else [_TABLES, _VERSIONS]
+                )
                 for statement in ";".join(changes).split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")

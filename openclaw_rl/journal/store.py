@@ -20,6 +20,7 @@ from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import retention, turns
 from openclaw_rl.journal.database import Database
 from openclaw_rl.journal.outcomes import Outcomes, load_outcomes
+from openclaw_rl.journal.versions import Version, insert_version, load_versions
 from openclaw_rl.types import Message, State, Turn, Verdict
 
 _BREATH = 0.01
@@ -345,6 +346,33 @@ class Journal(Database):
                 "INSERT OR IGNORE INTO fingerprint VALUES (?, ?)",
                 [(name, turns.to_json(value)) for name, value in fingerprint.items()],
             )
+
+    # -- versions and requests -------------------------------------------------------------
+
+    def record_version(self, v: Version) -> None:
+        """Keep what became of a version. The same number may come again: after a refusal the next
+        candidate has it."""
+        with self.batch() as db:
+            insert_version(db, v)
+
+    def versions(self, limit: int = 100) -> list[Version]:
+        """The versions that were recorded last, newest first."""
+        with self._read() as db:
+            return load_versions(db, limit)
+
+    def ask(self, name: str, value: str, now: float) -> None:
+        """Ask the trainer for something: "pause" (`value`: why), which stands until it is answered
+        by `resume`, or "rollback" (`value`: the version). A later request of that name replaces
+        an earlier one."""
+        self._change("INSERT OR REPLACE INTO requests VALUES (?, ?, ?)", (name, value, now))
+
+    def asked(self) -> dict[str, str]:
+        """Requests that stand, by name."""
+        return dict(self._rows("SELECT name, value FROM requests ORDER BY asked"))
+
+    def answered(self, name: str, value: str) -> None:
+        """A request was carried out (or taken back); one that was changed meanwhile stays."""
+        self._change("DELETE FROM requests WHERE name = ? AND value = ?", (name, value))
 
     # -- endpoints -------------------------------------------------------------------------
 

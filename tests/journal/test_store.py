@@ -485,10 +485,10 @@ def test_another_layout_is_refused_with_a_reason(path: Path, version: int, word:
         Journal.open(path)
 
 
-@pytest.mark.parametrize("layout", [1, 2, 3])
+@pytest.mark.parametrize("layout", [1, 2, 3, 4])
 def test_a_journal_of_an_earlier_layout_opens_and_keeps_all(path: Path, layout: int):
-    """Layout 1 had no candidates, layout 2 no fingerprint, and another name for the purged; all had
-    columns that nobody read."""
+    """Layout 1 had no candidates, layout 2 no fingerprint, and another name for the purged; all up
+    to 3 had columns that nobody read, and none knew versions and requests."""
     with Journal.open(path) as journal:
         for rec in chain(3):
             journal.record_turn(rec)
@@ -496,10 +496,13 @@ def test_a_journal_of_an_earlier_layout_opens_and_keeps_all(path: Path, layout: 
         journal.purge(session_id="gone")
         before = [journal.turn(rec.turn_id) for rec in chain(3)]
     with sqlite3.connect(path) as db:
-        for column in ("temperature", "leased_at", "changed"):
-            db.execute(f"ALTER TABLE turns ADD COLUMN {column} REAL")
-        for column in ("reason TEXT", "created REAL"):
-            db.execute(f"ALTER TABLE verdicts ADD COLUMN {column}")
+        for table in ("versions", "requests"):
+            db.execute(f"DROP TABLE {table}")
+        if layout < 4:
+            for column in ("temperature", "leased_at", "changed"):
+                db.execute(f"ALTER TABLE turns ADD COLUMN {column} REAL")
+            for column in ("reason TEXT", "created REAL"):
+                db.execute(f"ALTER TABLE verdicts ADD COLUMN {column}")
         if layout < 3:
             db.execute("DROP TABLE fingerprint")
             db.execute("ALTER TABLE purged RENAME TO past")
@@ -514,6 +517,7 @@ def test_a_journal_of_an_earlier_layout_opens_and_keeps_all(path: Path, layout: 
         other.record_turn(record("new", topk=topk))
         assert journal.turn("new").topk == topk
         other.bind({"base": "sha"})
+        assert (journal.versions(), journal.asked()) == ([], {})
         assert journal.outcomes().dropped == {"purged": 1}
         assert journal.outcomes().balanced()
     with sqlite3.connect(path) as db:
