@@ -37,8 +37,8 @@ class BadReward(HookError):
         self.reason = reason
 
 
-def sample_of(turn: Turn, response: str) -> Sample:
-    """The whole turn: `tokens` is prompt + output, the response is the output."""
+def turn_sample(turn: Turn, response: str) -> Sample:
+    """One turn, as a reward sees it: `tokens` is prompt + output, the response is the output."""
     messages = [dict(message) for message in turn.messages]
     return Sample(
         prompt=messages,

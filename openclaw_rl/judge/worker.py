@@ -30,7 +30,7 @@ from cachetools import LRUCache
 
 from openclaw_rl.errors import ConfigError, EngineError, EngineUnavailable, JournalError
 from openclaw_rl.hooks import load_hook
-from openclaw_rl.journal.store import MAX_ATTEMPTS, Journal
+from openclaw_rl.journal import Journal
 from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.reward import (
     TEACHER_KEYS,
@@ -38,7 +38,7 @@ from openclaw_rl.judge.reward import (
     RewardFn,
     call_reward,
     read_reward,
-    sample_of,
+    turn_sample,
     where_of,
 )
 from openclaw_rl.types import Turn, Verdict
@@ -241,19 +241,20 @@ class JudgeWorker:
             await self._drop(turn, "reward_failed", f"the reward failed: {where_of(error)}")
         else:
             self._rest_until = 0.0
-            if verdict is None:
-                often = self._abstained.get(turn.turn_id, 0) + 1
-                self._abstained[turn.turn_id] = often
-                most = MAX_ATTEMPTS if often < ABSTENTIONS else 0
-                await self._postpone(turn, "no_verdict", most=most)
-            else:
+            often = self._abstained.get(turn.turn_id, 0) + 1
+            if verdict is not None:
                 await self._write(turn, verdict, time.monotonic() - started)
+            elif often < ABSTENTIONS:
+                self._abstained[turn.turn_id] = often
+                await self._postpone(turn, "no_verdict")
+            elif await self._drop(turn, "no_verdict", "all judges abstained too often"):
+                self._models.count("postponed:no_verdict")  # each abstention counts as one
         await self._carry_counters()
 
     async def _verdict(self, turn: Turn) -> Verdict | None:
         """Of the reward, and the teacher where only a hint came; None where all judges abstained.
         Raises what the reward raises."""
-        sample = sample_of(turn, await self._models.response_text(turn))
+        sample = turn_sample(turn, await self._models.response_text(turn))
         result = await call_reward(self._reward_fn, self._args, sample)
         verdict = read_reward(result, len(turn.output_ids), self._args.reward_key)
         given: Mapping[str, Any] = result if isinstance(result, Mapping) else {}
@@ -292,22 +293,18 @@ class JudgeWorker:
             *(len(verdict.hint or ""), verdict.has_teacher, state or "claim_lost", seconds * 1000),
         )
 
-    async def _postpone(
-        self, turn: Turn, reason: str, *, most: int = MAX_ATTEMPTS, rest: bool = False
-    ) -> None:
-        """Back into the queue; dropped at the attempt `most`. `rest`: other turns wait, too."""
+    async def _postpone(self, turn: Turn, reason: str, *, rest: bool = False) -> None:
+        """Back into the queue; dropped at the last attempt. `rest`: other turns wait, too."""
         if rest:
             self._rest_until = self._clock() + REST_SECONDS
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** max(0, turn.attempts - 1))
         retry_at = self._clock() + pause
-        state = await self._under_claim(
-            turn, self._journal.postpone, reason, retry_at, max_attempts=most
-        )
+        state = await self._under_claim(turn, self._journal.postpone, reason, retry_at)
         log.info("turn %s: postponed (%s), now %s", turn.turn_id, reason, state)
 
-    async def _drop(self, turn: Turn, reason: str, why: str) -> None:
+    async def _drop(self, turn: Turn, reason: str, why: str) -> bool:
         log.warning("turn %s: %s", turn.turn_id, why)
-        await self._under_claim(turn, self._journal.drop_claimed, reason)
+        return bool(await self._under_claim(turn, self._journal.drop_claimed, reason))
 
     async def _carry_counters(self) -> None:
         counted, self._models.counters = self._models.counters, Counter()
