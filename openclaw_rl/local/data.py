@@ -1,4 +1,4 @@
-"""From slime's train data to what a loss hook sees: optimiser steps, micro-batches, calls.
+"""From slime's train data to what a loss hook sees, level by level: see `learner.py`.
 
 Guarantees: no token is padded into a loss, cut or moved; the turns of one call of the loss were
 sampled at one temperature; a turn that comes in pieces weighs what it would weigh whole.
@@ -6,6 +6,7 @@ sampled at one temperature; a turn that comes in pieces weighs what it would wei
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.errors import HookError
-from openclaw_rl.losses.signals import TokenSignals
+from openclaw_rl.losses.signals import SIGNALS, TokenSignals
 from openclaw_rl.rollout.train_data import TurnRange
 
 RolloutData = dict[str, Any]
@@ -71,11 +72,12 @@ def steps_of(data: RolloutData, turns: Sequence[TurnRange], steps: int) -> list[
     return [[turn for turn in turns if step[turn.sample] == one] for one in sorted(set(step))]
 
 
-def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Groups of indices whose padded size (longest times number) fits `budget`, longest first. One
-    that exceeds the budget goes alone."""
+def micro_batches(data: RolloutData, turns: Sequence[TurnRange], budget: int) -> list[list[int]]:
+    """The samples that `turns` are in, longest first, in groups whose padded size (longest times
+    number) fits `budget` tokens. One that exceeds the budget goes alone."""
+    lengths = data["total_lengths"]
     groups: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    for i in sorted({turn.sample for turn in turns}, key=lambda i: (-lengths[i], i)):
         if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
             groups[-1].append(i)
         else:
@@ -83,28 +85,23 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def loss_groups(turns: Sequence[TurnRange], rows: int) -> Iterator[list[TurnRange]]:
-    """The turns of each call of a loss, by temperature. A turn needs a row of logits for each of
-    its tokens and one more; what needs more than `rows` (at least 2) comes in pieces."""
-    group: list[TurnRange] = []
-    room = rows
-    for turn in sorted(turns, key=lambda turn: turn.temperature):
-        for start in range(turn.start, turn.end, rows - 1):
-            piece = turn._replace(start=start, end=min(start + rows - 1, turn.end))
-            needs = piece.end - piece.start + 1
-            if group and (needs > room or group[-1].temperature != piece.temperature):
-                yield group
-                group, room = [], rows
-            group.append(piece)
-            room -= needs
-    if group:
-        yield group
-
-
-def token_span(data: RolloutData, turn: TurnRange) -> slice:
-    """Where a turn is in its sample's tokens, from the token before it to its last."""
-    prompt = data["total_lengths"][turn.sample] - data["response_lengths"][turn.sample]
-    return slice(prompt + turn.start - 1, prompt + turn.end)
+def loss_calls(turns: Sequence[TurnRange], rows: int) -> Iterator[tuple[float, list[TurnRange]]]:
+    """For each call a temperature, and turns that were sampled at it. A turn needs a row of logits
+    for each of its tokens and one more; what needs more than `rows` (at least 2) is cut."""
+    ordered = sorted(turns, key=lambda turn: turn.temperature)
+    for temperature, same in itertools.groupby(ordered, lambda turn: turn.temperature):
+        call: list[TurnRange] = []
+        room = rows
+        for turn in same:
+            for start in range(turn.start, turn.end, rows - 1):
+                piece = turn._replace(start=start, end=min(start + rows - 1, turn.end))
+                needs = piece.end - piece.start + 1
+                if needs > room:
+                    yield temperature, call
+                    call, room = [], rows
+                call.append(piece)
+                room -= needs
+        yield temperature, call
 
 
 def loss_batch(data: RolloutData, turns: Sequence[TurnRange]) -> dict[str, Any]:
@@ -123,19 +120,23 @@ def loss_batch(data: RolloutData, turns: Sequence[TurnRange]) -> dict[str, Any]:
         "total_lengths": [len(mask) + 1 for mask in masks],
         "response_lengths": [len(mask) for mask in masks],
         "loss_masks": masks,
-        "rollout_mask_sums": [
-            torch.tensor(float(turn.tokens), device=masks[0].device) for turn in turns
-        ],
+        "rollout_mask_sums": list(masks[0].new_tensor([turn.tokens for turn in turns])),
     }
     batch |= {key: parts(data[key]) for key in PER_TOKEN if data.get(key) is not None}
     if data.get("topk") is not None:
         teacher = batch.get("teacher_log_probs") or [None] * len(turns)
-        batch["values"] = []
+        batch[SIGNALS] = []
         for turn, mask, values in zip(turns, masks, teacher, strict=True):
             topk = data["topk"][turn.sample] or ()  # a turn's tokens all weigh the same
             own = (values[turn.start : turn.end] for values in topk)
-            batch["values"].append(TokenSignals(torch.ones_like(mask), values, *own))
+            batch[SIGNALS].append(TokenSignals(torch.ones_like(mask), values, *own))
     return batch
+
+
+def token_span(data: RolloutData, turn: TurnRange) -> slice:
+    """Where a turn is in its sample's tokens, from the token before it to its last."""
+    prompt = data["total_lengths"][turn.sample] - data["response_lengths"][turn.sample]
+    return slice(prompt + turn.start - 1, prompt + turn.end)
 
 
 def reducer(turns: Sequence[TurnRange], masks: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:

@@ -1,5 +1,10 @@
 """One rollout's data into optimiser steps, through the loss and advantage hooks.
 
+    rollout       samples (segments of turns): tokens [T_i], values of their responses [R_i]
+    step          the turns of one update
+    micro-batch   the samples [B] that some of these turns are in: hidden states [B, L, H]
+    loss call     turns of a micro-batch, of one temperature: logits [1, N, V], a few rows
+
 Guarantees: a step is taken whole or not at all (what is beyond a limit leaves weights and optimiser
 as they were, and is reported); the loss of a step is the mean over its turns, whatever the
 micro-batches, segments and pieces they came in; every log-prob of a turn is taken at the
@@ -10,7 +15,6 @@ Memory: one micro-batch of activations, and `loss_chunk_tokens` rows of logits w
 
 from __future__ import annotations
 
-import copy
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +52,16 @@ class StepReport:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class LossCall:
+    """What a loss hook is called with once. `turns` holds long ones in pieces."""
+
+    args: Namespace  # with the temperature of these turns
+    turns: list[TurnRange]
+    batch: dict[str, Any]  # one entry a turn, see `data.loss_batch`
+    logits: Tensor  # the turns end to end
+
+
 class Learner:
     """Owns the optimiser. `give_way` is called between pieces of work, to let requests pass."""
 
@@ -55,9 +69,8 @@ class Learner:
         self, args: Namespace, model: Any, give_way: Callable[[], None] = lambda: None
     ) -> None:
         self.args, self.model, self.give_way = args, model, give_way
-        self.loss_hook = load_hook(
-            args.custom_loss_function_path, default_name="custom_loss", flag=_LOSS_FLAG
-        )
+        path = args.custom_loss_function_path
+        self.loss_hook = load_hook(path, default_name="custom_loss", flag=_LOSS_FLAG)
         self.advantage_hook = None
         if path := args.custom_advantage_function_path:
             self.advantage_hook = load_hook(path, default_name="advantages", flag=_ADVANTAGE_FLAG)
@@ -65,9 +78,7 @@ class Learner:
         on_gpu = self.forward.device.type == "cuda"
         # Tokens of a micro-batch, padding included.
         self.budget: int = args.max_tokens_per_gpu or (4096 if on_gpu else 512)
-        if args.gradient_checkpointing == "on" or (
-            args.gradient_checkpointing == "auto" and on_gpu
-        ):
+        if args.gradient_checkpointing in (("on", "auto") if on_gpu else ("on",)):
             self.forward.recompute_activations()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         for p in self.parameters:
@@ -102,19 +113,19 @@ class Learner:
 
     def _step(self, data: d.RolloutData, turns: list[TurnRange]) -> StepReport:
         # At least 1: a rollout that is spread over steps may be less than half in one of them.
-        report = StepReport(
-            [turn.turn_id for turn in turns], max(1, round(sum(t.share for t in turns)))
-        )
+        count = max(1, round(sum(turn.share for turn in turns)))
+        report = StepReport([turn.turn_id for turn in turns], count)
         if not turns:
             report.skipped = "masked"
             return report
         report.reward = sum(turn.reward for turn in turns) / len(turns)
         self.optimizer.zero_grad(set_to_none=True)
-        for samples, hidden in self._forward(data, turns):
+        for samples in d.micro_batches(data, turns, self.budget):
+            hidden = self._hidden(data, samples)
             # The gradient is gathered here, from a few rows of logits at a time; then one backward.
             leaf = hidden.detach().requires_grad_()
-            for args, group, batch, logits in self._calls(data, turns, samples, leaf):
-                self._loss(args, group, batch, logits, report)
+            for call in self._loss_calls(data, turns, samples, leaf):
+                self._loss(call, report)
             if not math.isfinite(report.loss):
                 report.skipped = "loss_not_finite"
                 break
@@ -126,15 +137,25 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return report
 
-    def _loss(
-        self,
-        args: Namespace,
-        turns: list[TurnRange],
-        batch: dict[str, Any],
-        logits: Tensor,
-        report: StepReport,
-    ) -> None:
-        """Add the loss of these turns to the report, and its gradient to that of the states."""
+    def _hidden(self, data: d.RolloutData, samples: list[int]) -> Tensor:
+        self.give_way()
+        return self.forward.hidden([data["tokens"][i] for i in samples])
+
+    def _loss_calls(
+        self, data: d.RolloutData, turns: list[TurnRange], samples: list[int], hidden: Tensor
+    ) -> Iterator[LossCall]:
+        """The calls of one micro-batch; `hidden` `[B, L, H]` are the states of its `samples`."""
+        own = [turn for turn in turns if turn.sample in samples]
+        for temperature, some in d.loss_calls(own, self.args.loss_chunk_tokens):
+            self.give_way()
+            args = Namespace(**vars(self.args) | {"rollout_temperature": temperature})
+            rows = [hidden[samples.index(t.sample), d.token_span(data, t)] for t in some]
+            logits = self.forward.logits(torch.cat(rows))
+            yield LossCall(args, some, d.loss_batch(data, some), logits)
+
+    def _loss(self, call: LossCall, report: StepReport) -> None:
+        """Add the loss of the call's turns to the report, its gradient to that of the states."""
+        args, batch, logits = call.args, call.batch, call.logits
         with torch.no_grad():
             current, _ = sampled(args, batch, logits)
         # One step a batch: the old policy is the current one, and needs no forward of its own.
@@ -148,7 +169,7 @@ class Learner:
             report.compared_tokens += known.numel()
             if known.numel():
                 report.logprob_diff_max = max(report.logprob_diff_max, float(known.max()))
-        reduce = d.reducer(turns, batch["loss_masks"])
+        reduce = d.reducer(call.turns, batch["loss_masks"])
         loss, metrics = _call(self.loss_hook, _LOSS_FLAG, args, batch, logits, reduce)
         share = loss / report.turns
         report.loss += float(share.detach())
@@ -178,34 +199,12 @@ class Learner:
         """Log-probs `[R]` of each sample's response under the present weights, on the tokens of
         `turns`; 0 elsewhere."""
         values = [torch.zeros_like(mask) for mask in data["loss_masks"]]
-        for samples, hidden in self._forward(data, turns):
-            for args, group, batch, logits in self._calls(data, turns, samples, hidden):
-                found, _ = sampled(args, batch, logits)
-                for turn, part in zip(group, found, strict=True):
+        for samples in d.micro_batches(data, turns, self.budget):
+            for call in self._loss_calls(data, turns, samples, self._hidden(data, samples)):
+                found, _ = sampled(call.args, call.batch, call.logits)
+                for turn, part in zip(call.turns, found, strict=True):
                     values[turn.sample][turn.start : turn.end] = part
         return values
-
-    def _forward(
-        self, data: d.RolloutData, turns: list[TurnRange]
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """A micro-batch at a time: samples that these turns are in, and their hidden states."""
-        samples = sorted({turn.sample for turn in turns})
-        for places in d.micro_batches([data["total_lengths"][i] for i in samples], self.budget):
-            self.give_way()
-            group = [samples[place] for place in places]
-            yield group, self.forward.hidden([data["tokens"][i] for i in group])
-
-    def _calls(
-        self, data: d.RolloutData, turns: list[TurnRange], samples: list[int], hidden: Tensor
-    ) -> Iterator[tuple[Namespace, list[TurnRange], dict[str, Any], Tensor]]:
-        """A few rows of logits at a time: arguments, turns, batch and logits of one call."""
-        own = [turn for turn in turns if turn.sample in samples]
-        for group in d.loss_groups(own, self.args.loss_chunk_tokens):
-            self.give_way()
-            args = copy.copy(self.args)
-            args.rollout_temperature = group[0].temperature
-            rows = [hidden[samples.index(t.sample), d.token_span(data, t)] for t in group]
-            yield args, group, d.loss_batch(data, group), self.forward.logits(torch.cat(rows))
 
 
 def _call(function: Callable[..., Any], flag: str, *arguments: Any) -> Any:

@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+SIGNALS = "values"
+"""Where a batch holds its `TokenSignals`, one a sample: a critic's key, borrowed because slime
+passes a fixed list of keys to a loss, and live turns have no critic."""
+
 
 class TokenSignals(float):
     """Per-token signals of one sample's response, cut for context parallelism like the batch.
 
-    slime passes a fixed list of per-sample keys to a loss, and of those it logs the mean: a list
-    whose entries are no tensors is summed as numbers. So this is a `float` (the number of tokens
-    with a teacher value, a figure worth logging) that carries tensors as attributes. It travels as
-    `batch["values"]`, one a sample.
+    slime logs the mean of each key that it passes on: a list whose entries are no tensors is summed
+    as numbers. So this is a `float` (the number of tokens with a teacher value, a figure worth
+    logging) that carries tensors as attributes.
 
     `weights` `[R]` multiplies every term of a token's loss; 1 weighs it as slime would.
     `teacher_log_probs` `[R]` holds NaN where there is no teacher value; None: nowhere.
@@ -68,7 +71,7 @@ class Inputs:
 
     def __init__(self, batch: Mapping[str, Any], per_sample: Sequence[Tensor], current: Tensor):
         self.batch, self.per_sample, self.current = batch, per_sample, current
-        values = batch.get("values") or ()  # a critic's values come under this key too
+        values = batch.get(SIGNALS) or ()  # or a critic's
         self.signals = [one for one in values if isinstance(one, TokenSignals)]
         if self.signals and len(self.signals) < len(values):
             raise ValueError(f"{len(self.signals)} of {len(values)} samples have TokenSignals")

@@ -1,4 +1,4 @@
-"""From samples to units, micro-batches and loss batches."""
+"""From samples to turns, micro-batches and loss calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_trained_token_is_in_exactly_one_piece(seed, turns, rows):
     merged, _ = conversation(seed, turns)
     data, ranges = data_of(merged)
     assert len(ranges) == sum(turn.share for turn in ranges) == turns
-    pieces = [piece for group in d.loss_groups(ranges, rows) for piece in group]
+    pieces = [piece for _, some in d.loss_calls(ranges, rows) for piece in some]
     covered = torch.zeros(merged.response_length)
     for piece in pieces:
         covered[piece.start : piece.end] += 1
@@ -54,7 +54,8 @@ def test_every_trained_token_is_in_exactly_one_piece(seed, turns, rows):
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 100))
 def test_micro_batches_keep_to_the_budget_and_lose_nothing(lengths, budget):
-    groups = d.micro_batches(lengths, budget)
+    turns = [TurnRange(i, 0, n, n) for i, n in enumerate(lengths)]
+    groups = d.micro_batches({"total_lengths": lengths}, turns, budget)
     assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
     for group in groups:
         assert len(group) == 1 or max(lengths[i] for i in group) * len(group) <= budget
@@ -63,14 +64,14 @@ def test_micro_batches_keep_to_the_budget_and_lose_nothing(lengths, budget):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=10), st.integers(2, 20))
 def test_calls_of_a_loss_are_bounded_and_of_one_temperature(sizes, rows):
     turns = [TurnRange(i, 0, n, n, temperature=1 + i % 2) for i, n in enumerate(sizes)]
-    groups = list(d.loss_groups(turns, rows))
-    assert sum(piece.end - piece.start for group in groups for piece in group) == sum(sizes)
-    for group in groups:
-        assert sum(piece.end - piece.start + 1 for piece in group) <= rows
-        assert len({piece.temperature for piece in group}) == 1
+    calls = list(d.loss_calls(turns, rows))
+    assert sum(piece.end - piece.start for _, some in calls for piece in some) == sum(sizes)
+    for temperature, some in calls:
+        assert sum(piece.end - piece.start + 1 for piece in some) <= rows
+        assert {piece.temperature for piece in some} == {temperature}
 
 
-def test_a_loss_batch_keeps_one_token_before_each_unit():
+def test_a_loss_batch_keeps_one_token_before_each_turn():
     merged, single = conversation(4, 3)
     batch = d.loss_batch(*data_of(merged))
     for k, alone in enumerate(single):
@@ -86,7 +87,7 @@ def test_a_loss_batch_carries_the_candidates_of_each_turn_as_signals():
     data, turns = data_of(merged)
     taught = [s for s in single if s.metadata["turns"][0]["has_teacher"]]
     assert taught
-    pieces = [piece for group in d.loss_groups(turns, 4) for piece in group]
+    pieces = [piece for _, some in d.loss_calls(turns, 4) for piece in some]
     batch = d.loss_batch(data, pieces)
     ids = torch.cat([signals.topk_ids for signals in batch["values"]])
     values = torch.cat([signals.topk_log_probs for signals in batch["values"]])
