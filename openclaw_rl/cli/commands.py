@@ -24,6 +24,8 @@ openclaw-rl trains a personal agent while it is being used.
   openclaw-rl connect                let OpenClaw talk to it (shows the change; --yes makes it)
   openclaw-rl doctor                 what is wrong, and how to fix it
   openclaw-rl status                 what became of every turn
+  openclaw-rl pause | resume         training stops, or goes on; serving and judging always do
+  openclaw-rl rollback VERSION       serve an earlier version again
 
 Other agents: point them at http://127.0.0.1:30000/v1. What you answer becomes the reward; the
 model you talk to changes while you go on.
@@ -38,13 +40,13 @@ The loops can also run one by one, sharing only the journal in --data:
 
 _COMMANDS = (
     *("up", "serve", "judge", "train", "status", "connect", "doctor", "replay"),
-    *("inspect", "export", "purge"),
+    *("pause", "resume", "rollback", "inspect", "export", "purge"),
 )
 _LOOPS = ("up", "serve", "judge", "train", "replay")
 """What `up` is, and what it starts."""
 
 _LISTED = {
-    **dict.fromkeys(("inspect", "export", "purge"), ("data",)),
+    **dict.fromkeys(("pause", "resume", "rollback", "inspect", "export", "purge"), ("data",)),
     "status": ("data", "rollout"),
     "doctor": ("model", "data", "gateway", "engine", "rollout"),
 }
@@ -96,7 +98,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (2: misconfigured)."""
     options, unknown = build_parser().parse_known_args(argv)
     supervised = getattr(options, "supervised", False)
-    printing = options.command in ("status", "inspect", "export", "doctor", "connect")
+    printing = options.command in ("status", "rollback", "inspect", "export", "doctor", "connect")
     if argv is None and (printing or getattr(options, "print_config", False)):
         # Ends quietly in `status | head`. Never in a server: a client that hangs up would kill it.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

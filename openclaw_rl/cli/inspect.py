@@ -1,4 +1,4 @@
-"""The sessions in the journal, or one of them, or one turn.
+"""The sessions in the journal, or one of them, or one turn, or a version of the weights.
 
 What people said is printed only where --text asks for it.
 """
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
+from openclaw_rl.cli.status import version_line
 from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.journal import Journal
@@ -21,11 +22,16 @@ _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that command a terminal, and halves of characters, which it cannot print."""
 
 
+_ALL = 10_000
+"""Versions to look through."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that are no settings."""
     parser.add_argument(
         "id", nargs="?", help="a session's or a turn's id (default: list the sessions)"
     )
+    parser.add_argument("--version", type=int, metavar="N", help="what became of this version")
     parser.add_argument("--text", action="store_true", help="also print what was said")
     parser.add_argument(
         "--limit", type=int, default=50, help="number of sessions to list (default 50)"
@@ -35,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(config: Config, options: argparse.Namespace) -> int:
     """Print what is asked for. Raises `JournalError`, `ConfigError`."""
     with Journal.open(config.journal_path, create=False) as journal:
+        if options.version is not None:
+            found = [one for one in journal.versions(_ALL) if one.version == options.version]
+            if not found:
+                raise ConfigError(f"inspect: the journal has no version {options.version}")
+            for one in reversed(found):
+                print(f"{_when(one.created)}  {version_line(one)} · rollout {one.rollout}")
+            return 0
         if options.id is None:
             for session_id, owner, last, states in journal.sessions(options.limit):
                 counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import takewhile
 from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.engine.transport import listens
-from openclaw_rl.journal import Journal, Outcomes
+from openclaw_rl.journal import Journal, Outcomes, Version
 from openclaw_rl.rollout.batch import Rules, choose
 
 _RECENT = 32
@@ -21,6 +22,9 @@ _RECENT = 32
 
 _MANY = 20
 """Turns from which on a warning is worth reading."""
+
+_IN_A_ROW = 3
+"""Refused versions from which on chance is no explanation."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,7 @@ def read_status(config: Config) -> dict[str, Any]:
         )
         judged, mean_reward = journal.judged(_RECENT)
         ready = journal.ready() if outcomes.ready else []
+        paused, versions = journal.asked().get("pause"), journal.versions()
     # What the rollout waits for; before there was one, what it would wait for.
     waits_for = rollout.info if rollout else config.rollout.model_dump()
     rules = Rules(waits_for["batch_size"], waits_for["session_share"], max_staleness=None)
@@ -66,8 +71,16 @@ def read_status(config: Config) -> dict[str, Any]:
         "mean_reward": mean_reward,
         "batch_size": rules.batch_size,
         "usable": len(choose(ready, rules, None).take),
+        "paused": paused,
+        "last_served": _last(versions, "served"),
+        "last_refused": _last(versions, "refused"),
+        "refused_in_a_row": len(list(takewhile(lambda one: one.state == "refused", versions))),
     }
     return {**status, "warnings": list(_warnings(outcomes, status))}
+
+
+def _last(versions: Iterable[Version], state: str) -> dict[str, Any] | None:
+    return next((asdict(one) for one in versions if one.state == state), None)
 
 
 def _warnings(outcomes: Outcomes, status: Mapping[str, Any]) -> Iterator[str]:
@@ -108,6 +121,16 @@ def _warnings(outcomes: Outcomes, status: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"the engine refused an adapter, so an older one is served: {status['refused_adapter']}"
         )
+    if status["paused"] is not None:
+        yield (
+            f"training is paused ({status['paused']}); serving and judging go on: openclaw-rl "
+            "resume ends that"
+        )
+    if (n := status["refused_in_a_row"]) >= _IN_A_ROW:
+        yield (
+            f"the last {n} versions were refused, so what is learnt now is not served: see why "
+            "(openclaw-rl rollback --list), and docs/guards.md"
+        )
     if foreign >= _MANY and 2 * foreign > main:
         yield (
             f"{foreign} turns were sampled with parameters that the trainer cannot compute "
@@ -137,6 +160,9 @@ def render_status(status: Mapping[str, Any]) -> str:
             + ("" if cut is None else f" · {100 * cut:.1f} % of the weights truncated")
             + (f" · SKIPPED ({skipped})" if skipped else "")
         )
+    for name in ("last_served", "last_refused"):
+        if status[name]:
+            lines.append(version_line(Version(**status[name])))
     # By what sessions were recognised, and how many turns are bound to one.
     for source, kinds in status["by_source"].items():
         counts = " + ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
@@ -147,6 +173,18 @@ def render_status(status: Mapping[str, Any]) -> str:
             lines.append(f"{title:8} " + ", ".join(f"{name} {n}" for name, n in ordered))
     lines += [f"warning  {words}" for words in status["warnings"]]
     return "\n".join(lines)
+
+
+def version_line(version: Version) -> str:
+    """What became of a version, and what the probes measured."""
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in version.figures.items())
+    parts = (
+        f"{version.state:8} version {version.version}",
+        "" if version.restored is None else f"restored from {version.restored}",
+        version.reason,
+        figures,
+    )
+    return " · ".join(filter(None, parts))
 
 
 def _address(status: Mapping[str, Any], name: str) -> str:

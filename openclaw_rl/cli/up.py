@@ -91,5 +91,5 @@ def _progress(status: Mapping[str, Any]) -> str:
         f"turns {status['main']} · judged {status['judged']} · "
         f"ready {status['ready']}/{status['batch_size']} · trained {status['trained']} · "
         f"dropped {sum(status['dropped'].values())} · version {status['version'] or 0} · "
-        f"reward {mean_reward(status)}"
+        f"reward {mean_reward(status)}" + (" · paused" if status["paused"] is not None else "")
     )

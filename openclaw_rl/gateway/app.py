@@ -36,7 +36,7 @@ from openclaw_rl.errors import (
 from openclaw_rl.gateway.access import Caller, caller_of, from_a_website, read_body
 from openclaw_rl.gateway.core import Gateway, open_gateway
 from openclaw_rl.gateway.replies import ClientGone, Shown, StreamedReply, whole_reply
-from openclaw_rl.gateway.status import warnings
+from openclaw_rl.gateway.status import training_gauges, warnings
 from openclaw_rl.wire.anthropic import MESSAGES, parse_count_request
 from openclaw_rl.wire.chat import CHAT
 from openclaw_rl.wire.dialect import (
@@ -399,6 +399,7 @@ async def _metrics(request: web.Request) -> web.Response:
         "waiting_for_engine": len(gateway.waiting),
         "known_turns": gateway.prompts.known_turns,
         "known_bytes": gateway.prompts.known_bytes,
+        **await asyncio.to_thread(training_gauges, gateway.config.journal_path),
     }
     text = gateway.metrics.text(gauges, await gateway.counts(), await gateway.trainer())
     return web.Response(

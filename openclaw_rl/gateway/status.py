@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from prometheus_client import (
@@ -18,7 +19,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from openclaw_rl.journal.outcomes import Outcomes
+from openclaw_rl.errors import OpenClawRLError
+from openclaw_rl.journal import Journal, Outcomes
 
 EngineState = Literal["ok", "waiting", "unknown"]
 
@@ -82,6 +84,22 @@ class Metrics:
                 for word, number in values.items():
                     labelled.labels(word).set(number)
         return (generate_latest(self._registry) + generate_latest(now)).decode()
+
+
+def training_gauges(path: Path) -> dict[str, float]:
+    """Whether training is paused, and the number and figures of the version that was served last
+    (`served_*`) and of the one refused last (`refused_*`); empty where the journal cannot be read.
+    """
+    try:
+        with Journal.open(path, create=False) as journal:
+            gauges = {"training_paused": float("pause" in journal.asked())}
+            versions = journal.versions()
+    except OpenClawRLError:
+        return {}
+    for one in {one.state: one for one in reversed(versions)}.values():  # the newest of each state
+        figures = {"version": one.version, **one.figures}
+        gauges |= {f"{one.state}_{name}": value for name, value in figures.items()}
+    return gauges
 
 
 def warnings(counts: Outcomes | None, engine: EngineState, journal_ok: bool) -> Iterable[str]:

@@ -2,8 +2,9 @@
 
 Guarantees: it returns when a batch is full (or `args.stop_event` is set) and has leased exactly
 the turns whose samples it returns; the host that trained them calls `Journal.mark_trained`. An
-unfinished lease of the same rollout and host is taken up again instead of a new one. Works from
-`args` alone; while it waits it says at a steady pace what it waits for.
+unfinished lease of the same rollout and host is taken up again instead of a new one. While
+somebody has asked the journal for a pause it returns nothing. Works from `args` alone; while it
+waits it says at a steady pace what it waits for.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class _Wait:
         )
         self.dropped: Counter[str] = Counter()
         self.choice = Choice((), {}, {})
+        self.paused: str | None = None
+        """Why training is paused, if it is."""
 
     def run(self) -> RolloutFnTrainOutput:
         began = next_line = time.monotonic()
@@ -100,10 +103,6 @@ class _Wait:
         self.journal.publish("rollout", "", batch, time.time())
         stop = self.args.stop_event or threading.Event()
         output = None
-        if leased := self.journal.leases(self.args.host_name).get(self.rollout_id):
-            log.info("[rollout] %d: taking up its unfinished lease of %d turns",
-                     self.rollout_id, len(leased))  # fmt: skip
-            output = self._build(leased)
         while output is None and not stop.is_set():
             if self.args.while_waiting is not None:
                 self.args.while_waiting()
@@ -111,17 +110,31 @@ class _Wait:
                 break
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + _PROGRESS_SECONDS
-                outcomes = self.journal.outcomes()
-                log.info("[rollout] %d: %d of %d turns ready; %d wait for a next state, %d are "
-                         "judged", self.rollout_id, len(self.choice.take), self.rules.batch_size,
-                         outcomes.waiting, outcomes.judging)  # fmt: skip
+                self._say()
             stop.wait(self.args.rollout_poll_seconds)
         if output is None:
             return RolloutFnTrainOutput([])
         output.metrics["rollout/wait_seconds"] = time.monotonic() - began
         return output
 
+    def _say(self) -> None:
+        if self.paused is not None:
+            log.info("[rollout] %d: training is paused (%s) until `openclaw-rl resume`; serving "
+                     "goes on", self.rollout_id, self.paused)  # fmt: skip
+            return
+        outcomes = self.journal.outcomes()
+        log.info("[rollout] %d: %d of %d turns ready; %d wait for a next state, %d are judged",
+                 self.rollout_id, len(self.choice.take), self.rules.batch_size,
+                 outcomes.waiting, outcomes.judging)  # fmt: skip
+
     def _try(self) -> RolloutFnTrainOutput | None:
+        self.paused = self.journal.asked().get("pause")
+        if self.paused is not None:
+            return None
+        if leased := self.journal.leases(self.args.host_name).get(self.rollout_id):
+            log.info("[rollout] %d: taking up its unfinished lease of %d turns",
+                     self.rollout_id, len(leased))  # fmt: skip
+            return self._build(leased)
         ready = self.journal.ready()
         self.choice = choose(ready, self.rules, self._version(ready))
         for turn_id, reason in self.choice.drop.items():

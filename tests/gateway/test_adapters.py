@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.engine.chat import ChatTokenizer
-from openclaw_rl.journal import Journal
+from openclaw_rl.journal import Journal, Version
 from openclaw_rl.types import State
 from tests.fakes.vllm import FakeVLLM
 from tests.gateway.conftest import World, eventually, world
@@ -126,6 +126,29 @@ async def test_the_mismatch_of_the_last_batch_is_in_the_metrics(served: World) -
     }
     served.journal.publish("trainer", "", {**about, "truncated": None}, time.time())
     assert len(await gauges()) == 3, "without importance weights none is truncated"
+
+
+async def test_a_pause_and_the_figures_of_versions_are_in_the_metrics(served: World) -> None:
+    async def gauges() -> set[str]:
+        lines = (await served.metrics()).splitlines()
+        ours = ("openclaw_rl_training_", "openclaw_rl_served_", "openclaw_rl_refused_")
+        return {line for line in lines if line.startswith(ours)}
+
+    assert await gauges() == {"openclaw_rl_training_paused 0.0"}
+    served.journal.ask("pause", "by hand", time.time())
+    for one in (
+        Version(version=3, state="served", figures={"kl": 0.25, "harm": -0.5}),
+        Version(version=4, state="served", figures={"kl": 0.5}),
+        Version(version=5, state="refused", figures={"kl": 2.0}),
+    ):
+        served.journal.record_version(one)
+    assert await gauges() == {
+        "openclaw_rl_training_paused 1.0",
+        "openclaw_rl_served_version 4.0",
+        "openclaw_rl_served_kl 0.5",
+        "openclaw_rl_refused_version 5.0",
+        "openclaw_rl_refused_kl 2.0",
+    }
 
 
 async def test_an_engine_that_gives_fewer_candidates_than_are_kept_serves_all_the_same(

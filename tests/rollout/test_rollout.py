@@ -381,3 +381,52 @@ def test_misuse_is_one_clear_error(path: Path):
         generate_rollout(Namespace(rollout_batch_size=1), 0, None)
     with pytest.raises(HookError, match="evaluation"):
         generate_rollout(arguments(path, 1), 0, None, evaluation=True)
+
+
+class Polls:
+    """Awaits polls of a rollout that waits (`while_waiting`)."""
+
+    def __init__(self) -> None:
+        self._polls = threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self._polls.release()
+
+    def another(self) -> None:
+        """Until one poll that began after this call has ended."""
+        while self._polls.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self._polls.acquire(timeout=20)
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_nothing_is_leased_or_taken_up_while_training_is_paused(
+    journal: Journal, path: Path, caplog: pytest.LogCaptureFixture, unfinished: bool
+):
+    judged(journal, record())
+    if unfinished:
+        assert journal.lease(3, "h", ["t1"])
+    journal.ask("pause", "by hand", 1.0)
+    polls = Polls()
+    with caplog.at_level(logging.INFO, "openclaw_rl.rollout"):
+        waiting = Background(arguments(path, 1, while_waiting=polls), 3)
+        polls.another()
+        assert waiting.output is None
+        assert journal.outcomes().leased == unfinished
+        assert "[rollout] 3: training is paused (by hand)" in caplog.text
+        journal.answered("pause", "by hand")
+        assert turn_ids(samples_of(waiting.result())) == ["t1"]
+
+
+def test_a_pause_that_comes_while_a_batch_is_waited_for_holds_it(journal: Journal, path: Path):
+    polls = Polls()
+    waiting = Background(arguments(path, 1, while_waiting=polls))
+    polls.another()
+    journal.ask("pause", "by hand", 1.0)
+    judged(journal, record())
+    polls.another()
+    assert waiting.output is None
+    assert journal.outcomes().ready == 1
+    journal.answered("pause", "by hand")
+    assert turn_ids(samples_of(waiting.result())) == ["t1"]
