@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from openclaw_rl.engine.kinds import GRAMMARS, EngineAPI, engine_api
+from openclaw_rl.engine.kinds import GRAMMARS, EngineAPI, Generation, engine_api
 from openclaw_rl.engine.transport import NO_REASON, RETRIED_STATUS, Lost, Transport, reason_of
 from openclaw_rl.engine.types import Abilities, Adapter, Delta, Finish, OnWait, Scores, joined
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
@@ -42,11 +42,11 @@ _LOAD_SECONDS = 300.0
 
 
 class _Patience:
-    """How long to go on without progress. Pauses grow; progress makes it fresh again, and time
-    counts from the first pause after it."""
+    """How long to go on with `what` without progress. Pauses grow; progress makes it fresh again,
+    and time counts from the first pause after it, which alone is logged."""
 
-    def __init__(self, seconds: float, on_wait: OnWait | None = None) -> None:
-        self._seconds, self._on_wait = seconds, on_wait
+    def __init__(self, what: str, seconds: float, on_wait: OnWait | None = None) -> None:
+        self._what, self._seconds, self._on_wait = what, seconds, on_wait
         self.progress()
 
     def progress(self) -> None:
@@ -62,13 +62,13 @@ class _Patience:
             raise EngineUnavailable(f"{lost}; gave up after {_FAULTS} tries")
         if self._since is None:
             self._since = now
+            reason = str(lost).partition(":")[0]  # the engine's own words may quote the request
+            log.info("%s: %s; trying again", self._what, reason)
         left = self._since + self._seconds - now
         if left <= 0:
             raise EngineUnavailable(f"{lost}; gave up after {self._seconds:g} s")
         seconds = min(self._pause, left)
         self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
-        what = str(lost).partition(":")[0]  # the engine's own words may quote the request
-        log.info("%s; going on in %.2f s", what, seconds)
         if self._on_wait is not None:
             self._on_wait(str(lost))
         await asyncio.sleep(seconds)
@@ -134,7 +134,7 @@ class EngineClient:
         budget = sampling.get("max_new_tokens")
         if not isinstance(budget, int) or budget < 1:
             raise EngineRefused(400, "max_new_tokens must be a whole number of at least 1")
-        patience = _Patience(self._wait_seconds, on_wait)
+        patience = _Patience(f"request {rid}", self._wait_seconds, on_wait)
         got: list[int] = []
         tries = 0
         while len(got) < budget:
@@ -143,7 +143,8 @@ class EngineClient:
             engine_rid = f"{rid}-{tries}" if tries else rid
             top = min(top_logprobs, api.abilities.top_logprobs)  # fewer, rather than a refusal
             rest = _rest_of(sampling, budget, len(got))
-            body, read = api.generation([*ids, *got], rest, engine_rid, adapter, top, interval)
+            asked = Generation([*ids, *got], rest, engine_rid, adapter, top, interval)
+            body, read = api.generation(asked)
             sending = self._transport.exchange(api.path, body, len(ids) + len(got), routing_key)
             lost = Lost("the engine ended the stream without a finish reason")
             tries += 1
@@ -187,7 +188,7 @@ class EngineClient:
             raise ValueError(f"start is {start}, but must be between 1 and {len(ids)}")
         if start == len(ids):
             return Scores([], [] if top else None)
-        patience = _Patience(self._wait_seconds)
+        patience = _Patience(f"scoring {len(ids) - start} tokens", self._wait_seconds)
         while True:
             api, lost = self._api, Lost("the engine aborted the request")
             body = api.scoring(ids, start, top, self._adapter())

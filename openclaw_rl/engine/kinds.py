@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,19 @@ _ROUNDING = 1e-3
 """A log-prob may exceed 0 by rounding, not by more."""
 _LARGE_PIECE = 256
 """Tokens of an event where nobody reads along: what a lost connection may cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What an engine is asked for one try of a reply. `interval`: tokens of an event after the
+    first, None for few large events, as far as the engine lets one choose."""
+
+    ids: Sequence[int]
+    sampling: Mapping[str, Any]
+    rid: str
+    adapter: Adapter | None = None
+    top: int = 0
+    interval: int | None = 1
 
 
 class _Kind:
@@ -76,24 +89,14 @@ class SGLang(_Kind):
     """None: a request ends when its connection closes."""
     load_path, unload_path = "/load_lora_adapter", "/unload_lora_adapter"
 
-    def generation(
-        self,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        rid: str,
-        adapter: Adapter | None,
-        top: int,
-        interval: int | None = 1,
-    ) -> tuple[dict[str, Any], Callable[[bytes], Delta]]:
-        """The request for a reply, and what reads its events, in order. `interval`: tokens of an
-        event after the first, None for few large events, as far as the engine lets one choose.
-        Raises EngineRefused for parameters that the engine lacks; the reading raises EngineError or
-        Lost."""
-        body = self._body(ids, adapter, top)
-        body |= {"rid": rid, "stream": True, "sampling_params": dict(sampling)}
-        if interval != 1:
-            body["sampling_params"]["stream_interval"] = interval or _LARGE_PIECE
-        return body, _SGLangReader(len(ids), top > 0, adapter).read
+    def generation(self, asked: Generation) -> tuple[dict[str, Any], Callable[[bytes], Delta]]:
+        """The request for a reply, and what reads its events, in order. Raises EngineRefused for
+        parameters that the engine lacks; the reading raises EngineError or Lost."""
+        body = self._body(asked.ids, asked.adapter, asked.top)
+        body |= {"rid": asked.rid, "stream": True, "sampling_params": dict(asked.sampling)}
+        if asked.interval != 1:
+            body["sampling_params"]["stream_interval"] = asked.interval or _LARGE_PIECE
+        return body, _SGLangReader(len(asked.ids), asked.top > 0, asked.adapter).read
 
     def scoring(
         self, ids: Sequence[int], start: int, top: int, adapter: Adapter | None
@@ -206,27 +209,23 @@ class VLLM(_Kind):
     abort_path: str | None = None
     load_path, unload_path = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
-    def generation(
-        self,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        rid: str,
-        adapter: Adapter | None,
-        top: int,
-        interval: int | None = 1,
-    ) -> tuple[dict[str, Any], Callable[[bytes], Delta]]:
-        body = self._body(ids, adapter) | {
-            **_parameters(sampling),
-            "stream": interval is not None,
-            "logprobs": max(1, top),
+    def generation(self, asked: Generation) -> tuple[dict[str, Any], Callable[[bytes], Delta]]:
+        body = self._body(asked.ids, asked.adapter) | {
+            **_parameters(asked.sampling),
+            "stream": asked.interval is not None,
+            "logprobs": max(1, asked.top),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "skip_special_tokens": False,
-            "request_id": rid,
+            "request_id": asked.rid,
         }
-        version = adapter.version if adapter is not None else "base"
-        ours = self.abilities.any_temperature or body["temperature"] == 1
-        reader = partial(_read_vllm, prompt_tokens=len(ids), version=version, top=top, ours=ours)
+        reader = partial(
+            _read_vllm,
+            prompt_tokens=len(asked.ids),
+            version=asked.adapter.version if asked.adapter is not None else "base",
+            top=asked.top,
+            ours=self.abilities.any_temperature or body["temperature"] == 1,
+        )
         return body, reader
 
     def scoring(

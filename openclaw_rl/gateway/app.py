@@ -261,7 +261,7 @@ async def _reply(request: web.Request, dialect: Dialect) -> web.StreamResponse:
             events.extend(shown[0])
             logprobs.extend(shown[1] or ())
 
-        await gateway.run(turn, keep)
+        await gateway.generate(turn, keep)
         return whole_reply(turn, dialect, events, logprobs)
 
 
@@ -269,7 +269,7 @@ async def _stream(request: web.Request, reply: StreamedReply) -> web.StreamRespo
     keep_alive = asyncio.ensure_future(reply.keep_alive())
     error: Exception | None = None
     try:
-        await request.app[GATEWAY].run(reply.turn, reply.show)
+        await request.app[GATEWAY].generate(reply.turn, reply.show)
     except ClientGone:
         raise
     except Exception as failed:
@@ -376,7 +376,7 @@ async def _health(request: web.Request) -> web.Response:
             "model": gateway.config.served_name,
             "reply_format": gateway.reply_format.name,
             "uptime_seconds": round(time.monotonic() - gateway.started, 1),
-            "engine": {"state": engine, "weight_version": gateway.policy.weight_version()},
+            "engine": {"state": engine, "weight_version": gateway.endpoint.weight_version()},
             "journal": {
                 "state": "ok" if journal_ok else "failing",
                 "failed_writes": gateway.failed_writes,

@@ -26,7 +26,7 @@ from openclaw_rl.engine.client import EngineClient
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
 from openclaw_rl.gateway.access import Caller, Grace, Limit
-from openclaw_rl.gateway.policy import Policy
+from openclaw_rl.gateway.endpoint import EngineEndpoint
 from openclaw_rl.gateway.prompts import Prompts
 from openclaw_rl.gateway.replies import ClientGone, OpenTurn, Shown
 from openclaw_rl.gateway.status import EngineState, Metrics
@@ -75,23 +75,23 @@ async def open_gateway(config: Config) -> AsyncIterator[Gateway]:
         stack.push_async_callback(journal.close)
         about = {"model": config.served_name, "reply_format": f"{reply_format.name} (by {by})"}
         await journal.write(Journal.publish, "gateway", config.gateway.url, about, time.time())
-        policy = Policy(config, journal)
-        await policy.look()
+        endpoint = EngineEndpoint(config, journal)
+        await endpoint.look()
         http = await stack.enter_async_context(
             connections(config.engine.api_key, read_bufsize=2**20)
         )
         engine = EngineClient(
-            lambda: policy.api,
-            policy.url,
+            lambda: endpoint.api,
+            endpoint.url,
             http,
-            adapter=policy.adapter,
-            key=policy.key,
+            adapter=endpoint.adapter,
+            key=endpoint.key,
             wait_seconds=config.gateway.engine_wait_seconds,
         )
         stack.push_async_callback(engine.close)
-        following = asyncio.ensure_future(policy.follow(engine, config.gateway.url, about))
+        following = asyncio.ensure_future(endpoint.follow(engine, config.gateway.url, about))
         stack.callback(following.cancel)
-        gateway = Gateway(config, tokenizer, reply_format, engine, policy, journal, executor)
+        gateway = Gateway(config, tokenizer, reply_format, engine, endpoint, journal, executor)
         await gateway.restore()
         stack.push_async_callback(gateway.settle)
         yield gateway
@@ -106,7 +106,7 @@ class Gateway:
         tokenizer: ChatTokenizer,
         reply_format: ReplyFormat,
         engine: EngineClient,
-        policy: Policy,
+        endpoint: EngineEndpoint,
         journal: AsyncJournal,
         executor: ThreadPoolExecutor,
     ) -> None:
@@ -115,7 +115,7 @@ class Gateway:
             raise ConfigError("the model does not state its context length: set --context-length")
         self.config = config
         self.reply_format = reply_format
-        self.policy = policy
+        self.endpoint = endpoint
         self.metrics = Metrics()
         self.prompts = Prompts(tokenizer, reply_format, journal, executor, self.metrics)
         self.started = time.monotonic()
@@ -139,7 +139,7 @@ class Gateway:
     @property
     def context_length(self) -> int:
         """Tokens that prompt and reply may have together: the model's, or what its engine holds."""
-        return min(self._context, self.policy.context_length() or self._context)
+        return min(self._context, self.endpoint.context_length() or self._context)
 
     async def begin(
         self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], size: int
@@ -189,7 +189,7 @@ class Gateway:
         await self.prompts.fill(placement, request, size)
         return len(placement.turn.prompt_ids)
 
-    async def run(self, turn: OpenTurn, show: Show) -> None:
+    async def generate(self, turn: OpenTurn, show: Show) -> None:
         """Let the engine reply, showing what comes, then record the turn.
 
         Raises the engine's errors; cancellation and `ClientGone` abort at the engine. In all
@@ -274,7 +274,7 @@ class Gateway:
 
     async def engine_state(self) -> EngineState:
         """`unknown`: no host has published an engine yet, `waiting`: it does not answer."""
-        if self.policy.url() is None:
+        if self.endpoint.url() is None:
             return "unknown"
         return "ok" if await self._engine.health() else "waiting"
 

@@ -176,8 +176,20 @@ async def test_an_engines_own_words_stay_out_of_the_log(
     caplog.set_level("DEBUG")
     fake.faults += [Fault(status=500, message="cannot tokenise 'xylophone'")]
     await run(client)
-    assert "the engine is not ready (500); going on" in caplog.text
+    assert "the engine is not ready (500); trying again" in caplog.text
     assert "xylophone" not in caplog.text
+
+
+async def test_a_wait_is_one_line_with_the_request_however_many_tries_it_takes(
+    fake: FakeEngine, client: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "openclaw_rl")
+    away = [Fault(status=503)] * 3
+    fake.faults += [*away, Fault(abort_after=1), *away]
+    await run(client)
+    said = [record.getMessage() for record in caplog.records]
+    (rid,) = {request.rid.partition("-")[0] for request in fake.requests}
+    assert [line.partition(": ")[0] for line in said] == [f"request {rid}"] * 2
 
 
 # --- aborts of ours ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import engine_api
+from openclaw_rl.engine.kinds import Generation, engine_api
 from openclaw_rl.engine.transport import connections
 from openclaw_rl.engine.types import Adapter, Engine, Finish, Reply, collect
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
@@ -382,7 +382,7 @@ async def test_what_vllm_is_asked(http: aiohttp.ClientSession) -> None:
 
 
 def vllm_reads(*choices: Any) -> list[list[int]]:
-    _, reader = engine_api("vllm").generation([1], params(), "r", None, 0)
+    _, reader = engine_api("vllm").generation(Generation([1], params(), "r"))
     return [reader(json.dumps({"choices": [one]}).encode()).ids for one in choices]
 
 
@@ -396,7 +396,7 @@ def logprobs_of(places: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def test_what_vllm_writes_for_minus_infinity_is_no_log_prob() -> None:
-    _, reader = engine_api("vllm").generation([1], params(), "r", None, 2)
+    _, reader = engine_api("vllm").generation(Generation([1], params(), "r", top=2))
     places = [{"token_id:5": -9999.0, "token_id:6": -0.1, "token_id:7": -9999.0}]
     choice = {"text": "x", "token_ids": [5], "logprobs": logprobs_of(places)}
     delta = reader(json.dumps({"choices": [choice]}).encode())
@@ -408,7 +408,7 @@ def test_what_vllm_writes_for_minus_infinity_is_no_log_prob() -> None:
 
 
 def test_vllm_adds_the_token_itself_to_the_candidates_asked_for() -> None:
-    _, reader = engine_api("vllm").generation([1], params(), "r", None, 2)
+    _, reader = engine_api("vllm").generation(Generation([1], params(), "r", top=2))
     places = [{"token_id:5": -4.0, "token_id:6": -0.1, "token_id:7": -2.0}]
     choice = {"text": "x", "token_ids": [5], "logprobs": logprobs_of(places)}
     delta = reader(json.dumps({"choices": [choice]}).encode())

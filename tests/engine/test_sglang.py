@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engine.kinds import engine_api
+from openclaw_rl.engine.kinds import Generation, engine_api
 from openclaw_rl.engine.transport import Lost, reason_of, refusal
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.errors import ContextOverflow, EngineError, EngineRefused
 
 
 def reader_of(prompt_tokens: int = 4, top: bool = False) -> Callable[[bytes], Delta]:
-    _, reader = engine_api("sglang").generation([9] * prompt_tokens, {}, "r", None, int(top))
+    _, reader = engine_api("sglang").generation(
+        Generation([9] * prompt_tokens, {}, "r", top=int(top))
+    )
     return reader
 
 

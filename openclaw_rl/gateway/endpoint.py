@@ -23,7 +23,7 @@ POLL_SECONDS = 0.5
 """How soon a newly published engine is found."""
 
 
-class Policy:
+class EngineEndpoint:
     """The address is fixed by the settings, or as the journal says by now. What the journal says of
     an engine elsewhere than at a fixed address does not count for that one."""
 
