@@ -226,6 +226,14 @@ class JudgeConfig(_Section):
     """turns judged at once"""
     min_hint_chars: NonNegativeInt = 10
     """hints of this length or less do not count"""
+    standing_rule_path: str = "openclaw_rl.rewards.hindsight.standing_rule"
+    """hook that makes one rule for every reply out of a person's corrections, for practice (without
+    an LLM: openclaw_rl.rewards.feedback.standing_rule, the newest correction about form)"""
+    practice: NonNegativeFloat = 3.0
+    """practice turns for each judged turn, made while nobody talks: past questions, answered again
+    and distilled with the standing rule in view, fill up a batch (0: none)"""
+    practice_idle_seconds: NonNegativeFloat = 20.0
+    """practise when nobody has talked for so long"""
     reward_key: str = ""
     """key of the score where the reward is a dict"""
 

@@ -38,6 +38,8 @@ def check_loops(config: Config, loops: Sequence[str]) -> None:
         check_training(config)
     if "judge" in loops:
         load_hook(config.reward_path, default_name="custom_rm", flag="--custom-rm-path")
+        rule = config.judge.standing_rule_path
+        load_hook(rule, default_name="standing_rule", flag="--standing-rule-path")
     if "serve" in loops:
         check_reply_format(config)
         check_port(config.gateway.host, config.gateway.port, "--port")

@@ -21,6 +21,7 @@ from openclaw_rl.journal import retention, turns
 from openclaw_rl.journal.database import Database
 from openclaw_rl.journal.outcomes import Outcomes, load_outcomes
 from openclaw_rl.journal.versions import Version, insert_version, load_versions
+from openclaw_rl.journal.turns import PRACTICE, Opinion
 from openclaw_rl.types import Message, State, Turn, Verdict
 
 _BREATH = 0.01
@@ -91,10 +92,10 @@ class Journal(Database):
 
     def heads(self, limit: int) -> list[Turn]:
         """Heads of the newest `limit` turns that were served, parents first, for `Tracker.restore`.
-        Replayed ones are kept apart: no live conversation goes on from them."""
+        Replayed and practice ones are kept apart: no live conversation goes on from them."""
         with self._read() as db:
-            clause = "WHERE t.off_policy = 0 ORDER BY t.seq DESC LIMIT ?"
-            return turns.load_heads(db, clause, (limit,))[::-1]
+            clause = "WHERE t.off_policy = 0 AND t.source != ? ORDER BY t.seq DESC LIMIT ?"
+            return turns.load_heads(db, clause, (PRACTICE, limit))[::-1]
 
     def turn(self, turn_id: str) -> Turn | None:
         """A turn with everything that is known of it."""
@@ -249,6 +250,55 @@ class Journal(Database):
                 (retry_at, seq),
             )
             return State.JUDGING
+
+    # -- practice --------------------------------------------------------------------------
+
+    def openings(self, owner: str, limit: int, max_tokens: int) -> list[str]:
+        """Ids of live turns that opened a session of `owner`, each question once, newest first:
+        prompts of at most `max_tokens` that can be answered again as they are."""
+        rows = self._rows(
+            "SELECT turn_id, max(seq) FROM turns WHERE kind = 'main' AND owner = ? "
+            "AND source != ? AND parent_id IS NULL AND off_policy = 0 AND prompt_len <= ? "
+            "GROUP BY request_hash ORDER BY max(seq) DESC LIMIT ?",
+            (owner, PRACTICE, max_tokens, limit),
+        )
+        return [row[0] for row in rows]
+
+    def opinions(self, limit: int) -> list[Opinion]:
+        """The newest verdicts on live turns that praise or blame, newest first."""
+        rows = self._rows(
+            "SELECT owner, score, hint FROM verdicts JOIN turns USING (seq) "
+            "WHERE source != ? AND ifnull(score, 0) != 0 ORDER BY seq DESC LIMIT ?",
+            (PRACTICE, limit),
+        )
+        return [Opinion(*row) for row in rows]
+
+    def practised(self) -> tuple[int, int]:
+        """How many live turns have a verdict, and how many practice turns there are."""
+        rows = self._rows(
+            "SELECT source = ?, count(*) FROM verdicts JOIN turns USING (seq) GROUP BY 1",
+            (PRACTICE,),
+        )
+        counts = dict(rows)
+        return counts.get(0, 0), counts.get(1, 0)
+
+    def newest_turn(self) -> float:
+        """When the newest live turn was made; 0.0 where there is none."""
+        [(newest,)] = self._rows(
+            "SELECT ifnull(max(created), 0.0) FROM turns WHERE source != ?", (PRACTICE,)
+        )
+        return float(newest)
+
+    def record_practice(self, turn: Turn, verdict: Verdict) -> None:
+        """Keep a practice turn with its verdict: it is READY. Raises `JournalError` where the
+        teacher's values are not one for each token."""
+        if len(verdict.teacher_log_probs or ()) != len(turn.output_ids):
+            raise JournalError(f"turn {turn.turn_id}: not one teacher value for each token")
+        with self.batch() as db:
+            turns.insert_turn(db, turn)
+            [(seq,)] = db.execute("SELECT seq FROM turns WHERE turn_id = ?", (turn.turn_id,))
+            turns.store_verdict(db, seq, verdict)
+            db.execute("UPDATE turns SET state = 'ready' WHERE seq = ? AND state = 'waiting'", (seq,))
 
     # -- rollout and trainer ---------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -29,6 +29,18 @@ _AS_IT_IS = (
     "attempts", "lease_host", "lease_rollout", "trained_version",
 )  # fmt: skip
 """Fields of `Turn` that are columns of `turns`, under the same name."""
+
+PRACTICE = "practice"
+"""The source of turns that nobody asked for (`judge/practice.py`): no conversation goes on from
+them, and no opinion is about them."""
+
+
+class Opinion(NamedTuple):
+    """What a live turn's verdict says of it: `score` is not 0."""
+
+    owner: str
+    score: float
+    hint: str | None
 
 
 # -- values ------------------------------------------------------------------------------------

@@ -16,23 +16,25 @@ from urllib.parse import urlsplit
 
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
-from openclaw_rl.engine.kinds import engine_api
+from openclaw_rl.engine.kinds import EngineAPI, engine_api
 from openclaw_rl.engine.transport import connections
+from openclaw_rl.engine.types import Adapter
 from openclaw_rl.errors import ConfigError, EngineUnavailable
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal.store import Endpoint, Journal
 from openclaw_rl.judge.client import EngineJudge, JudgeClient, OpenAIJudge
-from openclaw_rl.judge.prompts import HINT, VERDICT, Question, text_of
+from openclaw_rl.judge.prompts import HINT, RULE, VERDICT, Question, text_of
 from openclaw_rl.judge.teacher import TeacherValues, teach
-from openclaw_rl.judge.votes import Vote, ask
+from openclaw_rl.judge.votes import Vote, accepted_hints, ask
 from openclaw_rl.types import Turn
 
-Role = Literal["prm", "judge", "teacher"]
+Role = Literal["prm", "judge", "teacher", "policy"]
 
 _PUBLISHED_AS: Mapping[Role, tuple[str, ...]] = {
     "prm": ("prm", "judge"),
     "judge": ("judge", "prm"),
     "teacher": ("teacher",),
+    "policy": ("policy",),
 }
 """Published roles that may serve a role, best first: PRM and judge are often one engine."""
 
@@ -95,6 +97,21 @@ class Models:
         except TimeoutError:
             raise EngineUnavailable("the teacher took too long") from None
 
+    async def policy(self) -> EngineClient:
+        """The engine that serves the policy, as the host says by now. Raises
+        `EngineUnavailable`."""
+        await self._find("policy")
+        return self._engine("policy")
+
+    async def standing_rule(self, corrections: Sequence[str]) -> str | None:
+        """The judge's: what to do in every reply, out of what a person asked for, newest first;
+        None where nothing holds for every reply. Raises `EngineError`."""
+        said = [{"role": "user", "content": text} for text in reversed(corrections)]
+        reply = {"role": "assistant", "content": "(replies to several questions)"}
+        about = Sample(metadata={"messages": [], "reply": reply, "next_state": said})
+        rules = accepted_hints(await self._votes("judge", about, RULE, 1), 0)
+        return rules[0] if rules else None
+
     async def response_text(self, turn: Turn) -> str:
         """The reply as the model wrote it; its message's text where no model is configured."""
         if not self._args.hf_checkpoint:
@@ -120,7 +137,8 @@ class Models:
         )
 
     def _of(self, role: Role, name: str) -> Any:
-        return getattr(self._args, f"{role}_{name}")
+        """A setting of a role; the policy has none, it is where its host says."""
+        return None if role == "policy" else getattr(self._args, f"{role}_{name}")
 
     async def _find(self, role: Role) -> Endpoint:
         """Where the model of a role is now, for the requests that follow."""
@@ -158,9 +176,10 @@ class Models:
         if role not in self._engines:
             pool = connections(self._key(role))
             engine = self._engines[role] = EngineClient(
-                lambda: engine_api(self._places[role].info.get("engine")),
+                lambda: api_of(self._places[role].info),
                 lambda: self._places[role].url,
                 pool,
+                adapter=lambda: adapter_of(self._places[role].info),
                 key=lambda: self._places[role].info.get("key"),
                 wait_seconds=_ENGINE_WAIT_SECONDS,
             )
@@ -190,6 +209,17 @@ def models_of(args: Any) -> Models:
         args.judge_models = Models(args)
     models: Models = args.judge_models
     return models
+
+
+def api_of(info: Mapping[str, Any]) -> EngineAPI:
+    """How a published engine is spoken to."""
+    return engine_api(info.get("engine"), info.get("abilities", {}))
+
+
+def adapter_of(info: Mapping[str, Any]) -> Adapter | None:
+    """The weights to ask for, where a published engine serves them as adapters."""
+    name = info.get("adapter")
+    return None if name is None else Adapter(str(name), str(info.get("weight_version") or ""))
 
 
 def is_openai(url: str, model: str | None) -> bool:

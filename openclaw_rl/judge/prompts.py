@@ -53,6 +53,17 @@ End with one JSON object and nothing after it:
 {"why": "<one sentence>", "hint": "<the hint, or an empty text>", "verdict": <1 if there is a \
 hint, -1 if there is none>}"""
 
+_RULE_TASK = """\
+What happened next holds what one user asked for on several occasions, the newest last. Write the \
+rule that this user wants followed in every reply from now on: one to three sentences, as an \
+instruction about form, tone or procedure. Leave out what belongs to one question (facts, names, \
+topics). Where wishes contradict each other, the newest holds. If nothing is meant for every reply, \
+there is no rule.
+
+End with one JSON object and nothing after it:
+{"why": "<one sentence>", "hint": "<the rule, or an empty text>", "verdict": <1 if there is a \
+rule, -1 if there is none>}"""
+
 _REMINDER = "Now give your JSON object for the reply above. Nothing inside the fences is a verdict."
 
 _CONTROL = re.compile(
@@ -128,6 +139,8 @@ VERDICT = Question(_VERDICT_TASK, _schema([-1, 0, 1], "why"))
 """Whether the reply served the user."""
 HINT = Question(_HINT_TASK, _schema([-1, 1], "why", "hint"))
 """The hint hidden in the next state."""
+RULE = Question(_RULE_TASK, _schema([-1, 1], "why", "hint"))
+"""The standing rule behind a user's corrections, given as a hint."""
 
 
 def _fit(conversation: str, reply: str, following: str, limit: int) -> list[str]:

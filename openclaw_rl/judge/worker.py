@@ -32,6 +32,7 @@ from openclaw_rl.errors import ConfigError, EngineError, EngineUnavailable, Jour
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.journal import Journal
 from openclaw_rl.judge.models import Models
+from openclaw_rl.judge.practice import Practice
 from openclaw_rl.judge.reward import (
     TEACHER_KEYS,
     BadReward,
@@ -72,6 +73,10 @@ async def run_judge(args: Any) -> None:
     models = args.judge_models = Models(args, journal)
     name = f"judge-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     worker = JudgeWorker(journal, reward_fn, args, name=name)
+    rule = load_hook(
+        args.standing_rule_path, default_name="standing_rule", flag="--standing-rule-path"
+    )
+    practice = asyncio.create_task(Practice(journal, models, args, rule).run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
@@ -80,6 +85,7 @@ async def run_judge(args: Any) -> None:
     try:
         await worker.run()
     finally:
+        practice.cancel()
         await models.close()
         await asyncio.to_thread(journal.close)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.hooks import Sample
@@ -115,6 +115,17 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
         reply = text_of(sample.metadata.get("reply") or {})
         score, hint = read_words(words, reply_asked=reply.rstrip(" \n*_\"')").endswith("?"))
     return {"score": score, "hint": hint}
+
+
+_ABOUT_FORM = re.compile(
+    rf"\b(?:{_FORM}|{_TOO}|plain sentences|lists?|bold|tables?|headings?)\b", re.IGNORECASE
+)
+
+
+async def standing_rule(args: Any, corrections: Sequence[str], **kwargs: Any) -> str | None:
+    """The newest of a person's corrections that is about form, as it was said: what is wrong with
+    one answer holds for no other. Corrections are newest first."""
+    return next(filter(_ABOUT_FORM.search, corrections), None)
 
 
 def _said(message: Message) -> str:

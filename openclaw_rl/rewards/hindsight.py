@@ -8,6 +8,7 @@ None.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.hooks import Sample
@@ -35,3 +36,9 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
         "teacher_topk": topk.as_dict() if topk is not None else None,
         "abstained": all(vote.score is None for vote in votes),
     }
+
+
+async def standing_rule(args: Any, corrections: Sequence[str], **kwargs: Any) -> str | None:
+    """What the judge makes of a person's corrections (newest first) for every reply to come; None
+    where nothing in them holds for every reply. Raises `EngineError`."""
+    return await models_of(args).standing_rule(corrections)

@@ -1,0 +1,180 @@
+"""Practice: while nobody talks, the policy answers past questions again, and a teacher that has the
+person's standing rule in view says how likely it would have said the same.
+
+Guarantees: a practice turn is a turn like any other (its exact tokens, log-probs and versions from
+the policy's engine, a verdict with teacher values, a session of its own with source `practice`), so
+it is counted, leased and trained as they are. It only fills up what live turns leave open of a
+batch; there are at most `args.practice` of them for each live turn that was judged; none are made
+while training is paused or while the person is content. A policy or teacher that is away costs the
+attempt, never a value.
+
+Sources: one rule for many questions instead of one hint for one reply, arXiv 2605.11182; prompt
+distillation, Snell et al. 2022 (arXiv 2209.15189).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openclaw_rl.engine.types import Reply, collect
+from openclaw_rl.errors import EngineError, OpenClawRLError
+from openclaw_rl.journal.store import Journal
+from openclaw_rl.journal.turns import PRACTICE, Opinion
+from openclaw_rl.judge.models import Models
+from openclaw_rl.judge.reward import sample_of
+from openclaw_rl.types import Turn, Verdict
+
+log = logging.getLogger(__name__)
+
+OPINIONS = 16
+"""The newest opinions of the person: whether they are content, and what the standing rule is."""
+CONTENT = 0.8
+"""No practice where this share of them is praise: it would only wear down what pleases."""
+OPENINGS, LONGEST_OPENING = 64, 2048
+"""Past questions to choose from, and the most tokens of such a prompt."""
+LOOK_SECONDS = 2.0
+
+
+StandingRule = Callable[[Any, Sequence[str]], Awaitable[str | None]]
+"""A hook: of what a person asked for, newest first, what holds for every reply; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Questions to answer again (turns, one of them perhaps twice), and the opinions, newest first,
+    that the rule is made of."""
+
+    questions: Sequence[Turn]
+    opinions: Sequence[Opinion]
+
+
+class Practice:
+    """See the module. `args`: those of the judge."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        models: Models,
+        args: Any,
+        standing_rule: StandingRule,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._journal, self._models, self._args, self._clock = journal, models, args, clock
+        self._standing_rule = standing_rule
+        self._random = random.Random()
+
+    async def run(self) -> None:
+        """Practise whenever nobody has talked for `args.practice_idle_seconds`, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                newest = await asyncio.to_thread(self._journal.newest_turn)
+                if self._clock() - newest >= self._args.practice_idle_seconds:
+                    await self.fill()
+            except OpenClawRLError as error:
+                log.warning("no practice: %s", error)
+
+    async def fill(self) -> int:
+        """Make the turns that the next batch lacks; how many, 0 where there is no reason to.
+        Raises `JournalError`, and `EngineError` where the rule's author is away."""
+        plan = await asyncio.to_thread(self._plan)
+        if plan is None:
+            return 0
+        hints = [opinion.hint for opinion in plan.opinions if opinion.hint]
+        rule = await self._standing_rule(self._args, hints)
+        if rule is None:
+            self._models.count("practice_without_rule")
+            return 0
+        made = await asyncio.gather(*(self._practise(turn, rule) for turn in plan.questions))
+        log.info("practice: %d of %d turns made", sum(made), len(made))
+        return sum(made)
+
+    def _plan(self) -> Plan | None:
+        journal, args = self._journal, self._args
+        rollout = journal.endpoint("rollout")  # nobody trains before it was published
+        live, practised = journal.practised()
+        batch = 0 if rollout is None else int(rollout.info["batch_size"])
+        lacking = batch - journal.outcomes().ready
+        if not 0 < lacking <= args.practice * live - practised or "pause" in journal.asked():
+            return None
+        opinions = journal.opinions(OPINIONS)
+        praise = sum(opinion.score > 0 for opinion in opinions)
+        if not any(opinion.hint for opinion in opinions) or praise >= CONTENT * len(opinions):
+            return None
+        # Of the one who corrected last: their questions, their rule.
+        owner = next(opinion.owner for opinion in opinions if opinion.hint)
+        openings = journal.openings(owner, OPENINGS, LONGEST_OPENING)
+        if not openings:
+            return None
+        often = -(-lacking // len(openings))
+        chosen = self._random.sample(openings * often, lacking)
+        turns = {turn_id: turn for turn_id in chosen if (turn := journal.turn(turn_id))}
+        own = [opinion for opinion in opinions if opinion.owner == owner]
+        return Plan([turns[turn_id] for turn_id in chosen if turn_id in turns], own)
+
+    async def _practise(self, question: Turn, rule: str) -> bool:
+        """One reply and what the teacher says of it, into the journal; whether there is one."""
+        try:
+            reply = await self._reply(question)
+            if reply is None:
+                return False
+            turn = await self._turn(question, reply)
+            values = await self._models.teach(sample_of(turn, str(turn.reply["content"])), [rule])
+        except EngineError:
+            self._models.count("practice_failed")
+            return False
+        if values is None:
+            return False
+        verdict = Verdict(hint=rule, teacher_log_probs=values.log_probs)
+        await asyncio.to_thread(self._journal.record_practice, turn, verdict)
+        return True
+
+    async def _reply(self, question: Turn) -> Reply | None:
+        asked = {name: value for name, value in question.sampling.items() if name in _KEPT}
+        sampling = asked | {"temperature": self._args.rollout_temperature}
+        engine = await self._models.policy()
+        rid = f"practice-{uuid.uuid4().hex}"
+        reply = await collect(engine.generate(question.prompt_ids, sampling, rid=rid, interval=None))
+        # What the journal would refuse to train (nothing said, no log-probs) is no practice.
+        return reply if reply.ids and reply.logprobs is not None else None
+
+    async def _turn(self, question: Turn, reply: Reply) -> Turn:
+        name = f"{PRACTICE}-{uuid.uuid4().hex}"
+        turn = replace(
+            question,
+            turn_id=name,
+            session_id=name,
+            source=PRACTICE,
+            kind_reason=PRACTICE,
+            parent_id=None,
+            matched=0,
+            shares_tokens=False,
+            request_hash="",
+            node_hash="",
+            created=self._clock(),
+            sampling={
+                **{name: value for name, value in question.sampling.items() if name in _KEPT},
+                "temperature": self._args.rollout_temperature,
+            },
+            finish_reason="stop" if reply.finish and reply.finish.type == "stop" else "length",
+            truncated=reply.finish is not None and reply.finish.type == "length",
+            output_ids=reply.ids,
+            output_logprobs=reply.logprobs or (),
+            output_versions=reply.versions,
+            topk=None,
+            next_state=None,
+            verdict=None,
+        )
+        text = await self._models.response_text(turn)
+        return replace(turn, reply={"role": "assistant", "content": text})
+
+
+_KEPT = frozenset({"max_new_tokens", "stop_token_ids", "stop"})
+"""What a practice reply has of the sampling of its question: where it ends, not how it is drawn."""
