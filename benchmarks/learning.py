@@ -28,7 +28,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ from typing import Any, Protocol
 import aiohttp
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from benchmarks.people import PEOPLE, Person, count_words, strictly_on_subject
+from benchmarks.people import PEOPLE, count_words, strictly_on_subject
 from benchmarks.processes import free_port
 from openclaw_rl.config import Config, hook_args, load_config
 from openclaw_rl.engine.chat import ChatTokenizer
@@ -263,7 +263,9 @@ class Talk:
         pleased, replies, strict = [], [], []
         for i, question in enumerate(questions):
             messages.append({"role": "user", "content": words})
-            reply = await self.ask(messages, person.max_tokens, session=f"{self.plan.name}-{number}")
+            reply = await self.ask(
+                messages, person.max_tokens, session=f"{self.plan.name}-{number}"
+            )
             messages.append({"role": "assistant", "content": reply})
             complaint = person.complaint(question, reply, number)
             reaction = person.react(complaint, self.rng)
@@ -295,8 +297,11 @@ class Talk:
         headers = {"x-session-id": session} if session else {"x-turn-type": "side"}
         extra = {} if temperature is None else {"temperature": temperature}
         answer = await self.client.chat.completions.create(
-            model=Path(self.plan.model).name, messages=list(messages), max_tokens=max_tokens,
-            extra_headers=headers, **extra,
+            model=Path(self.plan.model).name,
+            messages=list(messages),
+            max_tokens=max_tokens,
+            extra_headers=headers,
+            **extra,
         )  # type: ignore[call-overload]
         return str(answer.choices[0].message.content or "")
 
@@ -340,7 +345,8 @@ class Probe:
         base, own = await self._mean("teacher", pairs), await self._mean("policy", pairs)
         answers = await self._ask([q for q, _ in ANSWERABLE], 32)
         pleased = [
-            not self.person.complaint(q, r, session) for q, r in zip(questions, replies, strict=True)
+            not self.person.complaint(q, r, session)
+            for q, r in zip(questions, replies, strict=True)
         ]
         return {
             "version": self.version(),
@@ -367,8 +373,9 @@ class Probe:
         for at, message in enumerate(messages):
             if message["role"] != "assistant" or not message["content"]:
                 continue
-            ids, reply = self.chat.encode(self.chat.render(messages[:at])), self._tokens(
-                message["content"]
+            ids, reply = (
+                self.chat.encode(self.chat.render(messages[:at])),
+                self._tokens(message["content"]),
             )
             scores = await teacher.score([*ids, *reply], len(ids))
             total, n = total + sum(scores.log_probs), n + len(reply)
@@ -417,7 +424,10 @@ def _rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
     for word in a:
         before = 0
         for j, other in enumerate(b):
-            before, row[j + 1] = row[j + 1], before + 1 if word == other else max(row[j + 1], row[j])
+            before, row[j + 1] = (
+                row[j + 1],
+                before + 1 if word == other else max(row[j + 1], row[j]),
+            )
     return 2 * row[-1] / (len(a) + len(b))
 
 
@@ -509,7 +519,9 @@ def row(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         "run": plan["run"],
         "three in a row": "never" if served is None else str(served),
         "again": again,
-        "corrections until then": "-" if served is None else str(sessions[served - 1]["corrections"]),
+        "corrections until then": "-"
+        if served is None
+        else str(sessions[served - 1]["corrections"]),
         "pleased after it": f"{statistics.fmean(rest):.2f} of {len(rest)}" if rest else "-",
         "last 10": f"{statistics.fmean(one['pleased'] for one in sessions[-10:]):.2f}",
         "uncoached": f"{versions[0]['pleased']:.2f} > {last['pleased']:.2f}",

@@ -100,8 +100,7 @@ class Person:
     """Somebody with a wish; from session `changes_at` on with the wish `then`.
 
     `wrong`: the share of reactions that are the opposite of what they think. `max_tokens`: where
-    their client cuts a reply. `questions`, `held_out`: what they ask, and what is asked of a version
-    beside.
+    their client cuts a reply. `held_out`: what a version is asked beside their own `questions`.
     """
 
     name: str

@@ -229,9 +229,12 @@ class JudgeConfig(_Section):
     standing_rule_path: str = "openclaw_rl.rewards.hindsight.standing_rule"
     """hook that makes one rule for every reply out of a person's corrections, for practice (without
     an LLM: openclaw_rl.rewards.feedback.standing_rule, the newest correction about form)"""
-    practice: NonNegativeFloat = 3.0
+    practice: NonNegativeFloat = 6.0
     """practice turns for each judged turn, made while nobody talks: past questions, answered again
     and distilled with the standing rule in view, fill up a batch (0: none)"""
+    practice_anchors: float = _setting(0.0, ge=0, le=1)
+    """part of practice that is about something else, with the base itself as its teacher, so that
+    what a person wants of their questions spreads less to other work"""
     practice_idle_seconds: NonNegativeFloat = 20.0
     """practise when nobody has talked for so long"""
     reward_key: str = ""

@@ -20,8 +20,8 @@ from openclaw_rl.errors import JournalError
 from openclaw_rl.journal import retention, turns
 from openclaw_rl.journal.database import Database
 from openclaw_rl.journal.outcomes import Outcomes, load_outcomes
-from openclaw_rl.journal.versions import Version, insert_version, load_versions
 from openclaw_rl.journal.turns import PRACTICE, Opinion
+from openclaw_rl.journal.versions import Version, insert_version, load_versions
 from openclaw_rl.types import Message, State, Turn, Verdict
 
 _BREATH = 0.01
@@ -298,7 +298,9 @@ class Journal(Database):
             turns.insert_turn(db, turn)
             [(seq,)] = db.execute("SELECT seq FROM turns WHERE turn_id = ?", (turn.turn_id,))
             turns.store_verdict(db, seq, verdict)
-            db.execute("UPDATE turns SET state = 'ready' WHERE seq = ? AND state = 'waiting'", (seq,))
+            db.execute(
+                "UPDATE turns SET state = 'ready' WHERE seq = ? AND state = 'waiting'", (seq,)
+            )
 
     # -- rollout and trainer ---------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from openclaw_rl.judge.client import EngineJudge, JudgeClient, OpenAIJudge
 from openclaw_rl.judge.prompts import HINT, RULE, VERDICT, Question, text_of
 from openclaw_rl.judge.teacher import TeacherValues, teach
 from openclaw_rl.judge.votes import Vote, accepted_hints, ask
-from openclaw_rl.types import Turn
+from openclaw_rl.types import Message, Turn
 
 Role = Literal["prm", "judge", "teacher", "policy"]
 
@@ -111,6 +111,13 @@ class Models:
         about = Sample(metadata={"messages": [], "reply": reply, "next_state": said})
         rules = accepted_hints(await self._votes("judge", about, RULE, 1), 0)
         return rules[0] if rules else None
+
+    async def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Any], template_kwargs: Mapping[str, Any]
+    ) -> list[int]:
+        """What the policy is asked for `messages`: the ids of its own template's text."""
+        chat = await self._tokenizer(self._args.hf_checkpoint)
+        return chat.encode(chat.render(messages, tools, template_kwargs))
 
     async def response_text(self, turn: Turn) -> str:
         """The reply as the model wrote it; its message's text where no model is configured."""

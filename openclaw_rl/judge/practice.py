@@ -28,7 +28,7 @@ from openclaw_rl.errors import EngineError, OpenClawRLError
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.turns import PRACTICE, Opinion
 from openclaw_rl.judge.models import Models
-from openclaw_rl.judge.reward import sample_of
+from openclaw_rl.judge.reward import turn_sample
 from openclaw_rl.types import Turn, Verdict
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,32 @@ OPINIONS = 16
 """The newest opinions of the person: whether they are content, and what the standing rule is."""
 CONTENT = 0.8
 """No practice where this share of them is praise: it would only wear down what pleases."""
+ANCHORS = (
+    "Write a poem about autumn.",
+    'Translate "thank you" into Spanish.',
+    "What is 9 times 6?",
+    "Name five animals.",
+    "Write a Python function that reverses a string.",
+    "Tell me a short story about a dragon.",
+    "Write an email to my landlord about a broken heater.",
+    "List three reasons to read books.",
+    "Summarize the plot of Cinderella.",
+    "Write a haiku about rain.",
+    "Convert 10 miles to kilometers.",
+    "Write a SQL query that selects all users.",
+    "Give me a recipe for pancakes.",
+    "Fix the grammar: he go to school yesterday.",
+    "Write a product description for a lamp.",
+    "Invent a name for a cat.",
+    "What is the square root of 81?",
+    "Write a dialogue between two friends.",
+    "Name the planets of the solar system.",
+    "Write a limerick.",
+    "Make a packing list for a weekend trip.",
+    "Explain this code: for i in range(3): print(i)",
+    "Describe a sunset to someone who is blind.",
+    "Draft a toast for a wedding.",
+)
 OPENINGS, LONGEST_OPENING = 64, 2048
 """Past questions to choose from, and the most tokens of such a prompt."""
 LOOK_SECONDS = 2.0
@@ -48,10 +74,11 @@ StandingRule = Callable[[Any, Sequence[str]], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Questions to answer again (turns, one of them perhaps twice), and the opinions, newest first,
-    that the rule is made of."""
+    """Questions to answer again (turns, one of them perhaps twice), how many anchors beside them,
+    and the opinions, newest first, that the rule is made of."""
 
     questions: Sequence[Turn]
+    anchors: int
     opinions: Sequence[Opinion]
 
 
@@ -92,7 +119,14 @@ class Practice:
         if rule is None:
             self._models.count("practice_without_rule")
             return 0
-        made = await asyncio.gather(*(self._practise(turn, rule) for turn in plan.questions))
+        anchors = [
+            await self._anchor(plan.questions[0], text)
+            for text in self._random.sample(ANCHORS, min(plan.anchors, len(ANCHORS)))
+        ]
+        made = await asyncio.gather(
+            *(self._practise(turn, rule) for turn in plan.questions),
+            *(self._practise(turn, None) for turn in anchors),
+        )
         log.info("practice: %d of %d turns made", sum(made), len(made))
         return sum(made)
 
@@ -110,23 +144,58 @@ class Practice:
             return None
         # Of the one who corrected last: their questions, their rule.
         owner = next(opinion.owner for opinion in opinions if opinion.hint)
-        openings = journal.openings(owner, OPENINGS, LONGEST_OPENING)
+        openings = journal.openings(owner, ANCHORS = (
+    "Write a poem about autumn.",
+    'Translate "thank you" into Spanish.',
+    "What is 9 times 6?",
+    "Name five animals.",
+    "Write a Python function that reverses a string.",
+    "Tell me a short story about a dragon.",
+    "Write an email to my landlord about a broken heater.",
+    "List three reasons to read books.",
+    "Summarize the plot of Cinderella.",
+    "Write a haiku about rain.",
+    "Convert 10 miles to kilometers.",
+    "Write a SQL query that selects all users.",
+    "Give me a recipe for pancakes.",
+    "Fix the grammar: he go to school yesterday.",
+    "Write a product description for a lamp.",
+    "Invent a name for a cat.",
+    "What is the square root of 81?",
+    "Write a dialogue between two friends.",
+    "Name the planets of the solar system.",
+    "Write a limerick.",
+    "Make a packing list for a weekend trip.",
+    "Explain this code: for i in range(3): print(i)",
+    "Describe a sunset to someone who is blind.",
+    "Draft a toast for a wedding.",
+)
+OPENINGS, LONGEST_OPENING)
         if not openings:
             return None
+        anchors = round(lacking * args.practice_anchors)
         often = -(-lacking // len(openings))
-        chosen = self._random.sample(openings * often, lacking)
+        chosen = self._random.sample(openings * often, lacking - anchors)
         turns = {turn_id: turn for turn_id in chosen if (turn := journal.turn(turn_id))}
         own = [opinion for opinion in opinions if opinion.owner == owner]
-        return Plan([turns[turn_id] for turn_id in chosen if turn_id in turns], own)
+        return Plan([turns[turn_id] for turn_id in chosen if turn_id in turns], anchors, own)
 
-    async def _practise(self, question: Turn, rule: str) -> bool:
+    async def _anchor(self, question: Turn, text: str) -> Turn:
+        """A request of another kind, in the form of `question`."""
+        system = [message for message in question.messages if message.get("role") == "system"]
+        messages = (*system, {"role": "user", "content": text})
+        prompt = await self._models.prompt(messages, question.tools, question.template_kwargs)
+        return replace(question, messages=messages, prompt_ids=prompt)
+
+    async def _practise(self, question: Turn, rule: str | None) -> bool:
         """One reply and what the teacher says of it, into the journal; whether there is one."""
         try:
             reply = await self._reply(question)
             if reply is None:
                 return False
             turn = await self._turn(question, reply)
-            values = await self._models.teach(sample_of(turn, str(turn.reply["content"])), [rule])
+            sample = turn_sample(turn, str(turn.reply["content"]))
+            values = await self._models.teach(sample, [rule or ""])
         except EngineError:
             self._models.count("practice_failed")
             return False
@@ -141,7 +210,9 @@ class Practice:
         sampling = asked | {"temperature": self._args.rollout_temperature}
         engine = await self._models.policy()
         rid = f"practice-{uuid.uuid4().hex}"
-        reply = await collect(engine.generate(question.prompt_ids, sampling, rid=rid, interval=None))
+        reply = await collect(
+            engine.generate(question.prompt_ids, sampling, rid=rid, interval=None)
+        )
         # What the journal would refuse to train (nothing said, no log-probs) is no practice.
         return reply if reply.ids and reply.logprobs is not None else None
 

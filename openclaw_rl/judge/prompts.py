@@ -57,8 +57,8 @@ _RULE_TASK = """\
 What happened next holds what one user asked for on several occasions, the newest last. Write the \
 rule that this user wants followed in every reply from now on: one to three sentences, as an \
 instruction about form, tone or procedure. Leave out what belongs to one question (facts, names, \
-topics). Where wishes contradict each other, the newest holds. If nothing is meant for every reply, \
-there is no rule.
+topics). Where wishes contradict each other, the newest holds. If nothing is meant for every \
+reply, there is no rule.
 
 End with one JSON object and nothing after it:
 {"why": "<one sentence>", "hint": "<the rule, or an empty text>", "verdict": <1 if there is a \

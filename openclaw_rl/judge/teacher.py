@@ -47,8 +47,11 @@ def teacher_list(k: int) -> int:
 
 
 def hinted_messages(messages: Sequence[Message], hint: str) -> list[dict[str, Any]] | None:
-    """`messages` with the hint at the end of the last user message; None without such a one."""
+    """`messages` with the hint at the end of the last user message; None without such a one. An
+    empty hint leaves them as they are."""
     hinted = [dict(message) for message in messages]
+    if not hint:
+        return hinted
     addition = f"\n\n[hint]\n{defuse(hint.strip())}"
     for message in reversed(hinted):
         if message.get("role") == "user":
