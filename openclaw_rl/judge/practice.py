@@ -144,33 +144,7 @@ class Practice:
             return None
         # Of the one who corrected last: their questions, their rule.
         owner = next(opinion.owner for opinion in opinions if opinion.hint)
-        openings = journal.openings(owner, ANCHORS = (
-    "Write a poem about autumn.",
-    'Translate "thank you" into Spanish.',
-    "What is 9 times 6?",
-    "Name five animals.",
-    "Write a Python function that reverses a string.",
-    "Tell me a short story about a dragon.",
-    "Write an email to my landlord about a broken heater.",
-    "List three reasons to read books.",
-    "Summarize the plot of Cinderella.",
-    "Write a haiku about rain.",
-    "Convert 10 miles to kilometers.",
-    "Write a SQL query that selects all users.",
-    "Give me a recipe for pancakes.",
-    "Fix the grammar: he go to school yesterday.",
-    "Write a product description for a lamp.",
-    "Invent a name for a cat.",
-    "What is the square root of 81?",
-    "Write a dialogue between two friends.",
-    "Name the planets of the solar system.",
-    "Write a limerick.",
-    "Make a packing list for a weekend trip.",
-    "Explain this code: for i in range(3): print(i)",
-    "Describe a sunset to someone who is blind.",
-    "Draft a toast for a wedding.",
-)
-OPENINGS, LONGEST_OPENING)
+        openings = journal.openings(owner, OPENINGS, LONGEST_OPENING)
         if not openings:
             return None
         anchors = round(lacking * args.practice_anchors)
