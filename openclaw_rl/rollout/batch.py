@@ -2,7 +2,8 @@
 
 Guarantees: a batch is full as soon as there are enough turns that can be trained, whosesoever they
 are; a session gives more than its share only where the others together cannot fill the batch, and
-then the busiest give evenly; older turns before newer ones. A turn that the trainer cannot train as
+then the busiest give evenly; practice only fills up what live turns leave; older turns before newer
+ones. A turn that the trainer cannot train as
 it was sampled, or that is too old, is named for dropping with its reason, never trained.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.journal.turns import PRACTICE
 from openclaw_rl.types import Turn
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -60,7 +62,7 @@ class Choice:
 
 def choose(ready: Iterable[Turn], rules: Rules, version: str | None) -> Choice:
     """Choose from `ready` what the next batch trains, while `version` is served."""
-    ranked: list[tuple[int, Turn]] = []
+    ranked: list[tuple[tuple[bool, int], Turn]] = []
     drop: dict[str, str] = {}
     offered: Counter[tuple[str, str]] = Counter()
     for turn in sorted(ready, key=_age_order):
@@ -70,11 +72,11 @@ def choose(ready: Iterable[Turn], rules: Rules, version: str | None) -> Choice:
         offered[turn.owner, turn.session_id] += 1
         # How far beyond its session's share this turn is: these places are filled last, evenly.
         beyond = offered[turn.owner, turn.session_id] - rules.session_cap
-        ranked.append((max(0, beyond), turn))
+        ranked.append(((turn.source == PRACTICE, max(0, beyond)), turn))
     ranked.sort(key=lambda one: one[0])  # stable: older ones first
     take = sorted((turn for _, turn in ranked[: rules.batch_size]), key=_age_order)
     rest = ranked[rules.batch_size :]
-    held = Counter("session_share" if beyond else "next_batch" for beyond, _ in rest)
+    held = Counter("session_share" if beyond else "next_batch" for (_, beyond), _ in rest)
     return Choice(tuple(turn.turn_id for turn in take), drop, held)
 
 

@@ -49,6 +49,14 @@ def test_case_56_one_person_alone_fills_a_batch():
     assert len(choose(turns[:15], Rules(16), "1").take) == 15
 
 
+def test_practice_only_fills_up_what_live_turns_leave():
+    practice = [ready(f"p{n:02}", f"p{n}", created=float(n), source="practice") for n in range(12)]
+    live = [ready(f"t{n:02}", "talk", created=50.0 + n) for n in range(10)]
+    choice = choose(practice + live, Rules(16), "1")
+    assert choice.take == (*(f"p{n:02}" for n in range(6)), *(f"t{n:02}" for n in range(10)))
+    assert choice.held == {"next_batch": 6}
+
+
 def test_sessions_of_different_owners_are_different_sessions():
     turns = [ready(f"{owner}{n}", "main", owner=owner) for owner in "ab" for n in range(3)]
     assert Counter(t[0] for t in choose(turns, Rules(4, 0.25), "1").take) == {"a": 2, "b": 2}
