@@ -15,16 +15,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 SIGNALS = "values"
-"""Where a batch holds its `TokenSignals`, one a sample: a critic's key, borrowed because slime
-passes a fixed list of keys to a loss, and live turns have no critic."""
+"""A batch's key of its `TokenSignals`, one a sample: a critic's, as slime passes no key of ours."""
 
 
 class TokenSignals(float):
     """Per-token signals of one sample's response, cut for context parallelism like the batch.
 
-    slime logs the mean of each key that it passes on: a list whose entries are no tensors is summed
-    as numbers. So this is a `float` (the number of tokens with a teacher value, a figure worth
-    logging) that carries tensors as attributes.
+    slime logs what it passes on: entries that are no tensors as the mean of numbers. So this is a
+    `float` (of how many tokens a teacher said something) that carries tensors as attributes.
 
     `weights` `[R]` multiplies every term of a token's loss; 1 weighs it as slime would.
     `teacher_log_probs` `[R]` holds NaN where there is no teacher value; None: nowhere.

@@ -1,4 +1,5 @@
-"""`generate_rollout`: a batch from the journal, with the signature of slime's rollout functions.
+"""`wait_for_batch`: a batch from the journal, for the rollout hooks of both hosts, which are
+`generate_rollout` here (local) and `openclaw_rl.slime.generate_rollout`.
 
 Guarantees: it returns when a batch is full (or `args.stop_event` is set) and has leased exactly
 the turns whose samples it returns; the host that trained them calls `Journal.mark_trained`. An
@@ -25,7 +26,7 @@ from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal import Journal
 from openclaw_rl.rollout.batch import Choice, Rules, age, choose
-from openclaw_rl.rollout.samples import build_samples, distinct_tokens
+from openclaw_rl.rollout.samples import distinct_tokens, segment_samples
 from openclaw_rl.types import Turn
 
 log = logging.getLogger("openclaw_rl.rollout")
@@ -61,21 +62,27 @@ _PROGRESS_SECONDS = 10.0
 def generate_rollout(
     args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput:
-    """Wait for a full batch and return its samples. `data_source` is not used.
+    """`wait_for_batch` with the signature of slime's rollout functions; `data_source` is not used.
+    Raises `HookError` for an `evaluation`: there are live turns only."""
+    if evaluation:
+        raise HookError("generate_rollout trains from live turns; it has no evaluation set")
+    return wait_for_batch(args, rollout_id)
+
+
+def wait_for_batch(args: Any, rollout_id: int) -> RolloutFnTrainOutput:
+    """Wait for a full batch and return its samples, one a segment. Raises `ConfigError`.
 
     args: `journal_path`, `rollout_batch_size` (turns); optional `session_share`, `max_staleness`
     (versions; None: no limit), `rollout_temperature` (that of the trainer's log-probs) unless
     `any_temperature` (it takes each turn's own; so without either), `max_sample_tokens` (0: no
-    limit; see `build_samples`), `host_name`, `rollout_poll_seconds`, `stop_event` (a
+    limit; see `segment_samples`), `host_name`, `rollout_poll_seconds`, `stop_event` (a
     `threading.Event`), `while_waiting` (called at each poll; what it raises ends the wait),
     `segment_steps` (the optimiser steps of a rollout; no segment holds signals of two, and
     `metadata["step"]` says whose it is).
     """
-    if evaluation:
-        raise HookError("generate_rollout trains from live turns; it has no evaluation set")
     args = Namespace(**{**_MAY_LACK, **vars(args)})
     if not args.journal_path:
-        raise ConfigError("generate_rollout needs args.journal_path, the file of the journal")
+        raise ConfigError("the rollout needs args.journal_path, the file of the journal")
     with Journal.open(args.journal_path) as journal:
         return _Wait(args, rollout_id, journal).run()
 
@@ -158,7 +165,7 @@ class _Wait:
         unfit: dict[str, str] = {}
         per_step = max(1, math.ceil(len(leased) / self.args.segment_steps))
         for step, begin in enumerate(range(0, len(leased), per_step)):
-            own, misfits = build_samples(
+            own, misfits = segment_samples(
                 lineage,
                 {turn.turn_id for turn in leased[begin : begin + per_step]},
                 self.journal.tokens,

@@ -17,7 +17,7 @@ from openclaw_rl.session.segments import build_segments, token_parent
 from openclaw_rl.types import NO_ID, TopK, Turn, Verdict
 
 
-def build_samples(
+def segment_samples(
     lineage: Sequence[Turn],
     wanted: Collection[str],
     tokens_of: Callable[[str], list[int]],
@@ -49,7 +49,8 @@ def build_samples(
             else:
                 misfits[turn.turn_id] = "misaligned"
         if turns:
-            samples.append(_sample(tokens, turns, first_index + len(samples), with_teacher, k))
+            index = first_index + len(samples)
+            samples.append(_segment_sample(tokens, turns, index, with_teacher, k))
     return samples, misfits
 
 
@@ -74,10 +75,10 @@ def _misfit(turn: Turn, max_tokens: int | None) -> str | None:
     return "too_long" if max_tokens and turn.prompt_len + length > max_tokens else None
 
 
-def _sample(
+def _segment_sample(
     tokens: list[int], turns: Sequence[Turn], index: int, with_teacher: bool, k: int
 ) -> Sample:
-    """`k`: how many of a teacher's candidates a token has, 0 for none."""
+    """`tokens` are the segment's; `k`: how many of a teacher's candidates a token has."""
     leaf, begin = turns[-1], turns[0].prompt_len
     # After the last of them comes nothing, unless the segment's own leaf did not line up.
     tokens = tokens[: leaf.prompt_len + leaf.output_len]

@@ -1,4 +1,5 @@
-"""From samples to slime's train data, in plain lists: what every host's conversion begins with.
+"""From samples to train data, in slime's keys and plain lists. The local host's conversion is
+`convert`; slime's hook (`slime/signals.py`) begins with it and takes out what slime has no key for.
 
 Guarantees: lengths are checked, nothing is padded or cut; a turn weighs what it would weigh as a
 sample of its own, however turns are merged; samples without turns share the denominator of their
@@ -66,10 +67,7 @@ def turn_ranges(data: Mapping[str, Any], temperature: float = 1.0) -> list[TurnR
 
 def flatten(samples: Sequence[Any]) -> list[Sample]:
     """Samples of all groups in order (slime's rollouts return a list of groups)."""
-    flat: list[Sample] = []
-    for item in samples:
-        flat.extend(item if isinstance(item, list | tuple) else [item])
-    return flat
+    return [s for one in samples for s in (one if isinstance(one, list | tuple) else [one])]
 
 
 def turn_ids(samples: Sequence[Sample]) -> list[str]:
@@ -79,7 +77,7 @@ def turn_ids(samples: Sequence[Sample]) -> list[str]:
 
 
 def convert(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
-    """Default conversion (the contract of `--custom-convert-samples-to-train-data-path`).
+    """The contract is that of `--custom-convert-samples-to-train-data-path`.
 
     slime's keys, `turns`: for each sample the list of `{"start", "end", "reward"}` in response
     coordinates (None where a sample names none: then its reward covers its response), `steps` where

@@ -23,7 +23,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.hooks import load_hook
 from openclaw_rl.slime.layout import POLICY, Layout, split
 from openclaw_rl.slime.model_args import model_args, read_config, text_config
-from openclaw_rl.slime.services import SLIMES
+from openclaw_rl.slime.services import FROM_SLIME
 
 HOOKS = {
     "--rollout-function-path": "openclaw_rl.slime.generate_rollout",
@@ -56,14 +56,14 @@ USED = (
 """Settings that a launch reads (names, and beginnings of names). The rest are slime's own flags."""
 
 _FLAGS = ("rollout.batch_size", "rollout.function_path")
-"""Of these, what slime's flags of the same names say, beside `SLIMES`."""
+"""Of these, what slime's flags of the same names say, beside `FROM_SLIME`."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_used(setting: Setting) -> bool:
     """Whether a launch reads a setting."""
-    return setting.key.startswith(USED) and setting.key not in (*SLIMES, *_FLAGS)
+    return setting.key.startswith(USED) and setting.key not in (*FROM_SLIME, *_FLAGS)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`generate_rollout`: slime's rollout function, over live turns.
+"""`generate_rollout`: slime's rollout function, over `rollout.wait_for_batch`.
 
 Guarantees: every step gets exactly as many distinct `rollout_id`s as slime counts and at least
 `dp_size` samples; what merging leaves open is filled with masked two-token samples that weigh
@@ -14,19 +14,19 @@ then holds the first `v - v0` rollouts of the run for certain.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl import rollout
 from openclaw_rl.engine import model_fingerprint
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import trainer_lock
-from openclaw_rl.slime.samples import Shape, as_slimes, fill, is_filler, slimes_classes
+from openclaw_rl.rollout import wait_for_batch
+from openclaw_rl.rollout.train_data import flatten
+from openclaw_rl.slime.samples import Shape, fill, is_filler, slimes_output
 from openclaw_rl.slime.services import Services, addresses, model_info
 
 log = logging.getLogger("openclaw_rl.slime")
@@ -39,23 +39,16 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     n_samples_per_prompt` turns in groups of slime's `Sample`. `data_source` is not used.
 
     With `evaluation`: slime's own, for the prompts of `--eval-prompt-data`. Raises
-    `ConfigError` for settings that do not fit. For what is read from `args` see
-    `rollout.generate_rollout`.
+    `ConfigError` for settings that do not fit. For what is read from `args` see `wait_for_batch`.
     """
     if evaluation:
         return _evaluate(args, rollout_id, data_source)
     run = Run.of(args)
     run.begin(rollout_id)
-    output = rollout.generate_rollout(run.view(args), rollout_id, data_source)
-    samples = fill([group[0] for group in output.samples], rollout_id, run.shape)
-    kind, output_kind = slimes_classes()
-    key = getattr(args, "reward_key", None)
-    groups = [
-        [as_slimes(kind, sample, key) for sample in group]
-        for _, group in itertools.groupby(samples, lambda sample: sample.group_index)
-    ]
-    fillers = sum(map(is_filler, samples))
-    return output_kind(groups, {**output.metrics, "rollout/fillers": fillers})
+    batch = wait_for_batch(run.view(args), rollout_id)
+    samples = fill(flatten(batch.samples), rollout_id, run.shape)
+    metrics = batch.metrics | {"rollout/fillers": sum(map(is_filler, samples))}
+    return slimes_output(samples, metrics, getattr(args, "reward_key", None))
 
 
 def _evaluate(args: Any, rollout_id: int, data_source: Any) -> Any:
@@ -63,11 +56,11 @@ def _evaluate(args: Any, rollout_id: int, data_source: Any) -> Any:
     if args is None or not getattr(args, "eval_datasets", None):
         raise ConfigError("evaluation needs --eval-prompt-data or --eval-config")
     try:
-        from slime.rollout.sglang_rollout import generate_rollout as slimes
+        from slime.rollout.sglang_rollout import generate_rollout as slimes_rollout
     except ModuleNotFoundError as error:
         raise HookError(f"evaluation runs inside slime only: {error}") from error
     view = Namespace(**vars(args) | {"rollout_global_dataset": True})
-    return slimes(view, rollout_id, data_source, evaluation=True)
+    return slimes_rollout(view, rollout_id, data_source, evaluation=True)
 
 
 class Run:

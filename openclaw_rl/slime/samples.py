@@ -1,4 +1,4 @@
-"""The samples of a rollout in the shape that slime expects.
+"""From segments to the samples of a rollout in the shape that slime expects, and its classes.
 
 Guarantees: each step gets exactly `step_size` distinct `rollout_id`s and at least `dp_size`
 samples; what merging turns leaves open is filled with masked two-token samples that weigh nothing.
@@ -55,8 +55,8 @@ def is_filler(sample: Sample) -> bool:
     return bool(sample.metadata and sample.metadata.get("filler"))
 
 
-def fill(samples: Sequence[Sample], rollout_id: int, shape: Shape) -> list[Sample]:
-    """`samples` step by step, each step filled up and all numbered.
+def fill(segments: Sequence[Sample], rollout_id: int, shape: Shape) -> list[Sample]:
+    """`segments` step by step, each step filled up and all numbered.
 
     A filler is two tokens of the batch, its one response token masked. Where a step has fewer
     rollouts than `dp_size`, fillers share the id of the last one.
@@ -64,11 +64,11 @@ def fill(samples: Sequence[Sample], rollout_id: int, shape: Shape) -> list[Sampl
     filled: list[Sample] = []
     base = rollout_id * shape.turns
     for step in range(shape.steps):
-        own = [sample for sample in samples if sample.metadata["step"] == step]
+        own = [sample for sample in segments if sample.metadata["step"] == step]
         if len(own) > shape.step_size:
             raise HookError(f"a step has {len(own)} samples for {shape.step_size} rollouts")
         for place in range(max(shape.step_size, shape.dp_size)):
-            sample = own[place] if place < len(own) else _filler(samples[0])
+            sample = own[place] if place < len(own) else _filler(segments[0])
             sample.rollout_id = base + step * shape.step_size + min(place, shape.step_size - 1)
             sample.index = sample.rollout_id
             sample.group_index = sample.rollout_id // shape.group
@@ -88,22 +88,26 @@ def _filler(like: Sample) -> Sample:
     )
 
 
-def slimes_classes() -> tuple[type, type]:
-    """slime's `Sample` and `RolloutFnTrainOutput`; ours, with the same fields, without slime."""
+def slimes_output(
+    samples: Sequence[Sample], metrics: dict[str, float], reward_key: str | None
+) -> Any:
+    """What slime's rollout functions return, of slime's own classes; without slime of ours, which
+    have the same fields."""
+    kind: Any = Sample
+    output: Any = RolloutFnTrainOutput
     try:
-        from slime.rollout.base_types import RolloutFnTrainOutput as SlimesOutput
-        from slime.utils.types import Sample as SlimesSample
+        from slime.rollout import base_types
+        from slime.utils import types
+
+        kind, output = types.Sample, base_types.RolloutFnTrainOutput
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "slime":
             raise
-        return Sample, RolloutFnTrainOutput
-    return SlimesSample, SlimesOutput
-
-
-def as_slimes(kind: Any, sample: Sample, reward_key: str | None) -> Any:
-    """`sample` as an instance of `kind`, slime's class."""
-    values = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
-    values["status"] = kind.Status(sample.status.value)
-    if reward_key:  # slime's own metrics look the reward up by it
-        values["reward"] = {reward_key: sample.reward}
-    return kind(**values)
+    groups: dict[int | None, list[Any]] = {}
+    for sample in samples:
+        values = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+        values["status"] = kind.Status(sample.status.value)
+        if reward_key:  # slime's own metrics look the reward up by it
+            values["reward"] = {reward_key: sample.reward}
+        groups.setdefault(sample.group_index, []).append(kind(**values))
+    return output(list(groups.values()), metrics)

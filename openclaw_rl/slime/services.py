@@ -28,14 +28,14 @@ from openclaw_rl.journal.lock import gateway_lock
 log = logging.getLogger("openclaw_rl.slime")
 
 LOOPS = ("serve", "judge")
-SLIMES = {
+FROM_SLIME = {
     "judge.custom_rm_path": "custom_rm_path",
     "judge.reward_key": "reward_key",
     "gateway.temperature": "rollout_temperature",
     "gateway.context_length": "sglang_context_length",
     "gateway.max_tokens": "rollout_max_response_len",
 }
-"""Settings that flags of slime say -> their names in `args`."""
+"""Settings of ours that a flag of slime says -> its name in slime's `args`."""
 RESTART_SECONDS = 5.0
 _ASK_SECONDS, _STOP_SECONDS = 5.0, 40.0
 
@@ -88,7 +88,7 @@ def services_config(args: Any, environ: Mapping[str, str]) -> Config:
     given = {
         "model.path": args.hf_checkpoint,
         "data.path": journal.parent,
-        **{key: getattr(args, name, None) for key, name in SLIMES.items()},
+        **{key: getattr(args, name, None) for key, name in FROM_SLIME.items()},
     }
     keys = {
         setting.env: environ.get(setting.env, "")

@@ -22,7 +22,7 @@ from torch import Tensor
 from openclaw_rl import losses
 from openclaw_rl.losses.signals import TokenSignals
 from openclaw_rl.slime import compute_advantages
-from openclaw_rl.slime.convert import SampleSignals
+from openclaw_rl.slime.signals import SampleSignals
 from tests.losses.standin import Standin, zigzag
 
 VOCAB, K = 16, 3
@@ -121,8 +121,11 @@ def cut(slime: Any, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         place = slime.slice_log_prob_with_cp(torch.arange(response), total, response)
         for key in ("log_probs", "ref_log_probs", "rollout_log_probs"):
             out[key][i] = batch[key][i][place]
-    signals = map(SampleSignals, batch["advantages"], batch["values"])
-    rollout_data = batch | {"source_names": list(signals)}
+    signals = [
+        SampleSignals(rewards, v.weights, v.teacher_log_probs, v.topk_ids, v.topk_log_probs)
+        for rewards, v in zip(batch["advantages"], batch["values"], strict=True)
+    ]
+    rollout_data = batch | {"source_names": signals}
     compute_advantages(Namespace(), rollout_data)
     return out | {key: rollout_data[key] for key in ("advantages", "values")}
 

@@ -15,7 +15,7 @@ from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
 from openclaw_rl.journal import Journal
 from openclaw_rl.rollout import generate_rollout
-from openclaw_rl.rollout.samples import build_samples
+from openclaw_rl.rollout.samples import segment_samples
 from openclaw_rl.types import State, TopK, Verdict
 from tests.journal.build import chain, judged, record
 
@@ -355,7 +355,7 @@ def test_a_turn_whose_tokens_are_not_its_segments_is_left_out_and_the_others_sta
     ids = [turn.turn_id for turn in turns]
     whole = [*turns[-1].prompt_ids, *turns[-1].output_ids]
     damaged = [*whole[:-1], whole[-1] + 1]
-    [sample], misfits = build_samples(turns, ids, lambda _: damaged, 0)
+    [sample], misfits = segment_samples(turns, ids, lambda _: damaged, 0)
     assert misfits == {ids[-1]: "misaligned"}
     assert turn_ids([sample]) == ids[:-1]
     assert sample.tokens == [*turns[1].prompt_ids, *turns[1].output_ids]  # none of it is paid for

@@ -36,6 +36,7 @@ def merged(**given) -> Sample:
 
 
 def single(**given) -> Sample:
+    """One turn of 2 tokens."""
     turns = [{"turn_id": "c", "start": 0, "end": 2, "reward": 1.0}]
     fields = {
         "tokens": [9, 7, 8],
@@ -53,10 +54,10 @@ def test_a_turn_weighs_what_it_would_weigh_alone():
     data = convert_samples_to_train_data(Namespace(), samples)
     first, second, filler = data["source_names"]
     assert data["rollout_mask_sums"] == [4, 2, 0]
-    assert first.tokens.weights.tolist() == pytest.approx([4 / 3] * 3 + [0, 0, 4])
+    assert first.weights.tolist() == pytest.approx([4 / 3] * 3 + [0, 0, 4])
     assert first.rewards.tolist() == [1, 1, 1, 0, 0, -1]
-    assert second.tokens.weights.tolist() == [1, 1]
-    assert filler.tokens.weights.tolist() == [0]
+    assert second.weights.tolist() == [1, 1]
+    assert filler.weights.tolist() == [0]
     assert data["loss_masks"][2] == [0]
     assert data["rollout_ids"] == data["sample_indices"] == [15, 16, 17]
     assert data["truncated"] == [1, 0, 0]
@@ -71,7 +72,7 @@ def test_replayed_turns_leave_slime_its_own_old_log_probs():
     past = single(rollout_log_probs=[NAN, NAN], metadata={"turns": turns, "step": 0})
     data = convert_samples_to_train_data(Namespace(), fill([past, merged()], 0, Shape(2, 1, 1, 1)))
     assert "rollout_log_probs" not in data
-    assert [signals.tokens.weights.sum().item() for signals in data["source_names"]] == [2, 8]
+    assert [signals.weights.sum().item() for signals in data["source_names"]] == [2, 8]
     sampled = convert_samples_to_train_data(Namespace(), fill([merged()], 0, Shape(1, 1, 1, 1)))
     assert sampled["rollout_log_probs"] == [[-0.5] * 6]
 
@@ -81,8 +82,8 @@ def test_per_token_the_fillers_are_taken_out_of_the_number_of_tokens():
     args = Namespace(calculate_per_token_loss=True, global_batch_size=4)
     first, second, *_ = convert_samples_to_train_data(args, samples)["source_names"]
     # 6 trained tokens; slime divides by 8, because each of two fillers counts as one.
-    assert first.tokens.weights.tolist() == pytest.approx([8 / 6] * 3 + [0, 0, 8 / 6])
-    assert second.tokens.weights.tolist() == pytest.approx([8 / 6] * 2)
+    assert first.weights.tolist() == pytest.approx([8 / 6] * 3 + [0, 0, 8 / 6])
+    assert second.weights.tolist() == pytest.approx([8 / 6] * 2)
 
 
 def test_per_token_each_step_has_its_own_number_of_tokens():
@@ -91,29 +92,29 @@ def test_per_token_each_step_has_its_own_number_of_tokens():
     samples = fill([merged(), late], 0, Shape(2, 2, 1, 1))
     args = Namespace(calculate_per_token_loss=True, global_batch_size=2)
     signals = convert_samples_to_train_data(args, samples)["source_names"]
-    assert signals[0].tokens.weights.max().item() == pytest.approx(5 / 4)
-    assert signals[2].tokens.weights.tolist() == pytest.approx([3 / 2] * 2)
+    assert signals[0].weights.max().item() == pytest.approx(5 / 4)
+    assert signals[2].weights.tolist() == pytest.approx([3 / 2] * 2)
 
 
 def test_case_31_mixed_teachers_are_nan_where_there_is_none():
     taught = merged(teacher_log_probs=[-1.0, NAN, -2.0, NAN, NAN, NAN])
     data = convert_samples_to_train_data(Namespace(), [taught, single()])
-    first, second = (one.tokens for one in data["source_names"])
-    assert float(first) == 2
-    assert float(second) == 0
+    first, second = data["source_names"]
+    assert first.teacher_log_probs.isfinite().sum() == 2
     assert second.teacher_log_probs.isnan().all()
     untaught = convert_samples_to_train_data(Namespace(), [merged(), single()])
-    assert all(one.tokens.teacher_log_probs is None for one in untaught["source_names"])
+    assert all(one.teacher_log_probs is None for one in untaught["source_names"])
 
 
-def test_top_k_values_have_one_width():
+def test_a_sample_carries_its_own_candidates():
     known = single()
     known.metadata["topk"] = TopK([[4, 5]] * 2, [[-0.1, NAN]] * 2)
     first, second = convert_samples_to_train_data(Namespace(), [merged(), known])["source_names"]
-    assert first.tokens.topk_ids.tolist() == [[-1, -1]] * 6
-    assert first.tokens.topk_log_probs.isnan().all()
-    assert second.tokens.topk_ids.tolist() == [[4, 5], [4, 5]]
-    assert float(second.tokens) == 2
+    assert first.topk_ids is None
+    assert second.topk_ids.tolist() == [[4, 5], [4, 5]]
+    torch.testing.assert_close(
+        second.topk_log_probs, torch.tensor([[-0.1, NAN]] * 2), equal_nan=True
+    )
 
 
 def test_samples_of_another_rollout_function_are_weighed_as_slime_would():
@@ -126,7 +127,7 @@ def test_samples_of_another_rollout_function_are_weighed_as_slime_would():
         args = Namespace(calculate_per_token_loss=per_token)
         data = convert_samples_to_train_data(args, siblings)
         assert data["rollout_mask_sums"] == [2, 2]
-        assert [one.tokens.weights.tolist() for one in data["source_names"]] == [[1, 1], [1]]
+        assert [one.weights.tolist() for one in data["source_names"]] == [[1, 1], [1]]
         assert data["source_names"][0].rewards.tolist() == [0.5, 0.5]
 
 

@@ -1,4 +1,4 @@
-"""slime's conversion and advantage hooks: what a turn is worth, for each of its tokens.
+"""What a turn is worth, for each of its tokens, on the way through slime's trainer.
 
 Guarantees: a turn weighs the same as a sample of its own, however turns are merged into samples;
 each turn's reward is the advantage of its own tokens; everything per token is cut for context
@@ -7,9 +7,6 @@ parallelism exactly as slime cuts its own values.
 slime divides the masked sum of sample s by `D_s` (its `rollout_mask_sums`), or, with
 `--calculate-per-token-loss`, the sum over a step by its number of tokens. So a token of a turn of
 n tokens gets the weight `D_s / n`, or one that takes out what fillers add to the number of tokens.
-
-slime carries one object a sample to the trainer untouched under `source_names`; the signals
-travel there. `teacher_log_probs` stays out of slime's own key, where NaN would poison a mean.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from openclaw_rl.errors import ConfigError, HookError
 from openclaw_rl.hooks import Sample
@@ -29,19 +25,24 @@ from openclaw_rl.slime.samples import is_filler
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openclaw_rl.losses.signals import TokenSignals
+_CARRIER = "source_names"
+"""The one key of which slime brings any object a sample to the trainer, and makes nothing of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSignals:
-    """What one sample carries through `source_names`: `rewards` `[R]` and the loss's signals."""
+class SampleSignals(NamedTuple):
+    """What is carried of a sample: of its response tokens the rewards, and what is to become
+    `losses.signals.TokenSignals` once the tokens are cut."""
 
     rewards: Tensor
-    tokens: TokenSignals
+    weights: Tensor
+    teacher_log_probs: Tensor | None = None
+    topk_ids: Tensor | None = None
+    topk_log_probs: Tensor | None = None
 
 
 def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
-    """slime's train data for `samples` (flat, or in groups).
+    """`rollout.train_data.convert` for slime: what slime has no key for goes into `SampleSignals`.
+    Its own `teacher_log_probs` stays unused: NaN ("no teacher here") would poison its mean.
 
     Reads `reward_key`, `calculate_per_token_loss`, `global_batch_size`. Samples without
     `metadata["turns"]` are trained as slime would. Raises `HookError` where lengths do not line up.
@@ -51,47 +52,31 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
     flat = flatten(samples)
     data = convert(args, flat)
     turns = turn_ranges(data)
-    for key in ("turns", "teacher_log_probs", "topk"):
-        data.pop(key, None)
+    del data["turns"]
+    teachers, topks = data.pop("teacher_log_probs", None), data.pop("topk", None)
     if any(math.isnan(value) for values in data.get("rollout_log_probs", ()) for value in values):
         # Replayed replies: slime would carry the NaN into its means. Without the key its own
         # old log-probs are used; --use-rollout-logprobs then says what it misses.
         data.pop("rollout_log_probs")
-    scales: list[float | None] = [None] * len(flat)
+    scales = None
     if getattr(args, "calculate_per_token_loss", False):
         scales = list(_token_scales(flat, data, getattr(args, "global_batch_size", None)))
-    rewards = [torch.zeros(sample.response_length) for sample in flat]
-    weights = [torch.zeros(sample.response_length) for sample in flat]
+    signals = []
+    for i, length in enumerate(data["response_lengths"]):
+        own = SampleSignals(torch.zeros(length), torch.zeros(length))
+        if teachers is not None:
+            own = own._replace(teacher_log_probs=torch.tensor(teachers[i] or [math.nan] * length))
+        if topks is not None and (topk := topks[i]) is not None:
+            ids, log_probs = torch.tensor(topk.ids, dtype=torch.long), torch.tensor(topk.log_probs)
+            own = own._replace(topk_ids=ids, topk_log_probs=log_probs)
+        signals.append(own)
     for turn in turns:
         i, here = turn.sample, slice(turn.start, turn.end)
-        scale = scales[i]
-        rewards[i][here] = turn.reward
-        weights[i][here] = data["rollout_mask_sums"][i] / turn.tokens if scale is None else scale
-    with_teacher = any(sample.teacher_log_probs is not None for sample in flat)
-    widths = [sample.metadata["topk"].width for sample in flat if sample.metadata.get("topk")]
-    data["source_names"] = [
-        SampleSignals(own, _signals(sample, own_weights, with_teacher, max(widths, default=0)))
-        for sample, own, own_weights in zip(flat, rewards, weights, strict=True)
-    ]
+        alone = data["rollout_mask_sums"][i] / turn.tokens
+        signals[i].rewards[here] = turn.reward
+        signals[i].weights[here] = alone if scales is None else scales[i]
+    data[_CARRIER] = signals
     return data
-
-
-def _signals(sample: Sample, weights: Tensor, with_teacher: bool, top_k: int) -> TokenSignals:
-    import torch
-
-    from openclaw_rl.losses.signals import TokenSignals
-
-    length, topk = sample.response_length, sample.metadata.get("topk")
-    teacher = (
-        torch.tensor(sample.teacher_log_probs or [math.nan] * length) if with_teacher else None
-    )
-    if not top_k:
-        return TokenSignals(weights, teacher)
-    ids, log_probs = torch.full((length, top_k), -1), torch.full((length, top_k), math.nan)
-    if topk is not None:
-        ids[:, : topk.width] = torch.tensor(topk.ids, dtype=torch.long)
-        log_probs[:, : topk.width] = torch.tensor(topk.log_probs)
-    return TokenSignals(weights, teacher, ids, log_probs)
 
 
 def _token_scales(
@@ -111,16 +96,16 @@ def _token_scales(
 
 
 def compute_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """Set `advantages`, `returns` (float32 tensors) and `values` (`TokenSignals`), one a sample.
+    """Set `advantages`, `returns` (float32 tensors) and the loss's `TokenSignals`, one a sample.
 
     Runs on last-stage ranks, once a rollout. There is no group to normalise over, so the reward
     itself is the advantage; its weight `w_rl` is applied by the loss. Raises `HookError` where the
     batch was not converted by `convert_samples_to_train_data`.
     """
-    from openclaw_rl.losses.signals import TokenSignals
+    from openclaw_rl.losses.signals import SIGNALS, TokenSignals
 
-    signals = rollout_data.get("source_names")
-    if not signals or not all(isinstance(one, SampleSignals) for one in signals):
+    carried = rollout_data.get(_CARRIER)
+    if not carried or not all(isinstance(one, SampleSignals) for one in carried):
         raise HookError(
             "openclaw_rl.slime.compute_advantages needs "
             "--custom-convert-samples-to-train-data-path "
@@ -130,22 +115,13 @@ def compute_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
         raise ConfigError("a critic's values and the signals of openclaw_rl.losses share one key")
     device = rollout_data["loss_masks"][0].device
     lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
-    kept = [_kept(int(total), int(response)) for total, response in lengths]
-    advantages = [one.rewards[here].to(device) for one, here in zip(signals, kept, strict=True)]
-    rollout_data["advantages"] = advantages
-    rollout_data["returns"] = [advantage.clone() for advantage in advantages]
-    rollout_data["values"] = [
-        TokenSignals(
-            *(
-                None if tensor is None else tensor[here].to(device)
-                for tensor in (
-                    *(one.tokens.weights, one.tokens.teacher_log_probs),
-                    *(one.tokens.topk_ids, one.tokens.topk_log_probs),
-                )
-            )  # type: ignore[arg-type]  # weights are always there
-        )
-        for one, here in zip(signals, kept, strict=True)
-    ]
+    rollout_data["advantages"], rollout_data[SIGNALS] = [], []
+    for sample, (total, response) in zip(carried, lengths, strict=True):
+        here = _kept(int(total), int(response))
+        cut: list[Any] = [None if one is None else one[here].to(device) for one in sample]
+        rollout_data["advantages"].append(cut[0])
+        rollout_data[SIGNALS].append(TokenSignals(*cut[1:]))
+    rollout_data["returns"] = [advantage.clone() for advantage in rollout_data["advantages"]]
 
 
 def _kept(total: int, response: int) -> Tensor:
