@@ -146,8 +146,9 @@ class Verdict:
 class Turn:
     """One reply of the policy and what became of it: the one record from the gateway to the sample.
 
-    The tracker begins it (who is speaking, where it belongs), the gateway fills it before the
-    client sees the end of the reply, the journal stores it and adds the fields from `state` on. A
+    It is made when the reply is whole: `Tracker.commit` gives its head (who speaks, where it
+    belongs), `OpenTurn.complete` of the gateway all that was asked and said. The journal stores it
+    before the client sees the end of the reply, and adds the fields from `state` on. A
     *head* is a turn without its payload: no ids, messages or log-probs, but their lengths and
     versions, which otherwise follow from the payload.
 

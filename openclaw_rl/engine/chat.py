@@ -12,12 +12,13 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from openclaw_rl.engine.template import ChatTemplate
 from openclaw_rl.errors import ConfigError, ContextOverflow, EngineRefused
-from openclaw_rl.types import Turn
+from openclaw_rl.types import Message, Turn
 
 SHOWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Marks that reply parsers usually read, so they stay in the text even if the tokenizer calls them
@@ -33,6 +34,18 @@ never will be, and the reader sees the replacement character."""
 
 def text_sha(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as it is served: what was said, its text with a digest, and its ids, which begin
+    with the parent's prompt and output ids where it `shares_tokens`."""
+
+    messages: Sequence[Message]
+    text: str
+    sha: str
+    ids: Sequence[int]
+    shares_tokens: bool
 
 
 class ChatTokenizer:
@@ -132,28 +145,27 @@ class ChatTokenizer:
         ids = self.encode(rest[:at])
         return ids if ids and ids[-1] in self._ends else None
 
-    def fill_prompt(
+    def prompt(
         self,
-        turn: Turn,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any],
         parent: Turn | None,
         meaning: Callable[[str, str], Any],
         limit: int | None = None,
-    ) -> str:
-        """Put the prompt of `turn` into it (`prompt_ids`, `shares_tokens`, `rendered_len` and
-        `rendered_sha`), as the template writes its messages and tools; returns the text.
+    ) -> Prompt:
+        """The prompt as the template writes it.
 
         It continues `parent` where it can (`continue_prompt`), else it is encoded anew. Raises
         EngineRefused(400) for what the template refuses, ContextOverflow for a text that cannot but
         have `limit` tokens or more: it is not tokenised to know how many.
         """
-        text = self.render(turn.messages, turn.tools, turn.template_kwargs)
+        text = self.render(messages, tools, template_kwargs)
         if limit is not None and (fewest := len(text) // _CHARACTERS_A_TOKEN) >= limit:
             raise ContextOverflow(fewest, limit)
-        ids = self.continue_prompt(parent, text, meaning) if parent is not None else None
-        turn.shares_tokens = ids is not None
-        turn.prompt_ids = array("i", self.encode(text)) if ids is None else ids
-        turn.rendered_len, turn.rendered_sha = len(text), text_sha(text)
-        return text
+        shared = self.continue_prompt(parent, text, meaning) if parent is not None else None
+        ids = array("i", self.encode(text)) if shared is None else shared
+        return Prompt(messages, text, text_sha(text), ids, shared is not None)
 
     def continue_prompt(
         self, previous: Turn, rendered: str, meaning: Callable[[str, str], Any]

@@ -397,8 +397,8 @@ async def _metrics(request: web.Request) -> web.Response:
     gauges = {
         "inflight": gateway.inflight.now,
         "waiting_for_engine": len(gateway.waiting),
-        "known_turns": gateway.prompts.known_turns,
-        "known_bytes": gateway.prompts.known_bytes,
+        "recent_turns": gateway.prompts.recent_turns,
+        "recent_bytes": gateway.prompts.recent_bytes,
         **await asyncio.to_thread(training_gauges, gateway.config.journal_path),
     }
     text = gateway.metrics.text(gauges, await gateway.counts(), await gateway.trainer())

@@ -18,8 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 
-from cachetools import LRUCache
-
 from openclaw_rl.config import Config
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
@@ -35,10 +33,11 @@ from openclaw_rl.journal.outcomes import Outcomes
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.identity import RequestView
-from openclaw_rl.session.tracker import Placement, Tracker
+from openclaw_rl.session.tracker import Tracker
 from openclaw_rl.types import Message, Turn
 from openclaw_rl.wire.dialect import ChatRequest, ReplyInfo, WireError, prompt_too_long
 from openclaw_rl.wire.formats import ReplyFormat, choose_format
+from openclaw_rl.wire.reply import opens_reasoning
 
 log = logging.getLogger("openclaw_rl.gateway")
 
@@ -131,9 +130,6 @@ class Gateway:
         self._engine = engine
         self._journal = journal
         self._tracker = Tracker(max_turns=MAX_TURNS, unnamed=config.gateway.unnamed)
-        self._unrecorded: LRUCache[str, bool] = LRUCache(MAX_TURNS)
-        self._ended: LRUCache[tuple[str | None, str], float] = LRUCache(MAX_TURNS)
-        """When sessions were told to have ended, for replies that were under way then."""
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
@@ -150,34 +146,33 @@ class Gateway:
         a prompt that does not fit the context.
         """
         started, now = time.perf_counter(), time.time()
-        placement = self._placed(self._tracker.place, request, caller, headers, now)
-        record, next_state = placement.turn, placement.next_state
-        record.turn_id, parent_id = uuid.uuid4().hex, record.parent_id
+        placement = self._tracker.place(_view(request, caller, headers), now)
+        parent_id, next_state = placement.turn.parent_id, placement.next_state
         if parent_id is not None and next_state is not None:
 
             def write(journal: Journal) -> None:
                 journal.set_next_state(parent_id, next_state)
-                for turn_id in placement.superseded:
-                    journal.drop(turn_id, "retried", now)
 
             # Not awaited: the writer keeps the order, so it is in the journal before this turn is.
             self._spawn(self._journaled(self._journal.write(write)))
-        limit = self.context_length
-        in_reasoning = await self.prompts.fill(placement, request, size, limit)
-        record.sampling = self._sampling(request, len(record.prompt_ids))
+        prompt = await self.prompts.build(placement, request, size, self.context_length)
         if parent_id is not None:
-            self.metrics.continued.labels("kept" if record.shares_tokens else "new").inc()
+            self.metrics.continued.labels("kept" if prompt.shares_tokens else "new").inc()
         turn = OpenTurn(
             request=request,
             placement=placement,
-            head=ReplyInfo(record.turn_id, self.config.served_name, int(now), request),
+            prompt=prompt,
+            sampling=self._sampling(request, len(prompt.ids)),
+            info=ReplyInfo(uuid.uuid4().hex, self.config.served_name, int(now), request),
             tokenizer=self._tokenizer,
-            parser=self.reply_format.parser(request.tools, in_reasoning=in_reasoning),
+            parser=self.reply_format.parser(
+                request.tools, in_reasoning=opens_reasoning(prompt.text)
+            ),
             top_k=self.config.train.opd_top_k,
             started=started,
         )
         self.metrics.prepare.observe(time.perf_counter() - started)
-        self.metrics.identity.labels(record.source).inc()
+        self.metrics.identity.labels(placement.turn.source).inc()
         return turn
 
     async def count(
@@ -185,9 +180,8 @@ class Gateway:
     ) -> int:
         """How many tokens the prompt of this request would have. Nothing is recorded, and
         no later request is placed otherwise because of it."""
-        placement = self._placed(self._tracker.look, request, caller, headers, time.time())
-        await self.prompts.fill(placement, request, size)
-        return len(placement.turn.prompt_ids)
+        placement = self._tracker.look(_view(request, caller, headers), time.time())
+        return len((await self.prompts.build(placement, request, size)).ids)
 
     async def generate(self, turn: OpenTurn, show: Show) -> None:
         """Let the engine reply, showing what comes, then record the turn.
@@ -195,18 +189,18 @@ class Gateway:
         Raises the engine's errors; cancellation and `ClientGone` abort at the engine. In all
         these cases nothing is recorded.
         """
-        record, alone = turn.record, not turn.request.stream  # nobody reads along
+        turn_id, alone = turn.info.turn_id, not turn.request.stream  # nobody reads along
 
         def on_wait(_: str) -> None:
-            if record.turn_id not in self.waiting:
-                self.waiting.add(record.turn_id)
+            if turn_id not in self.waiting:
+                self.waiting.add(turn_id)
                 self.metrics.engine_waits.inc()
 
         deltas = self._engine.generate(
-            record.prompt_ids,
-            record.sampling,
-            rid=record.turn_id,
-            routing_key=record.session_id,
+            turn.prompt.ids,
+            turn.sampling,
+            rid=turn_id,
+            routing_key=turn.placement.turn.session_id,
             top_logprobs=turn.asked_candidates,
             interval=None if alone else max(1, self.inflight.now // STREAMS_PER_TOKEN),
             on_wait=on_wait,
@@ -229,7 +223,7 @@ class Gateway:
             self._unfinished(turn, type(error).__name__)
             raise
         finally:
-            self.waiting.discard(record.turn_id)
+            self.waiting.discard(turn_id)
         # The reply is whole: it is recorded even if the client leaves in this very moment.
         await asyncio.shield(self._spawn(self._record(turn)))
 
@@ -257,7 +251,6 @@ class Gateway:
         turn = await self._journal.read(find)
         if turn is None:
             raise WireError(404, "no such turn", code="turn_not_found")
-        self._tracker.follow(turn.turn_id)
         if not await self._journal.write(Journal.set_next_state, turn.turn_id, [message]):
             raise WireError(
                 409,
@@ -268,9 +261,8 @@ class Gateway:
 
     async def end_session(self, session_id: str, caller: Caller) -> None:
         """Nothing follows in this session of the caller's: none of its turns waits any more."""
-        self._ended[caller.reach, session_id] = time.perf_counter()
+        self._tracker.end_session(session_id, caller.reach)
         await self._journal.write(Journal.end_session, session_id, owner=caller.reach)
-        self._tracker.forget_session(session_id, caller.reach)
 
     async def engine_state(self) -> EngineState:
         """`unknown`: no host has published an engine yet, `waiting`: it does not answer."""
@@ -302,28 +294,6 @@ class Gateway:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _placed(
-        self,
-        place: Callable[[RequestView, float], Placement],
-        request: ChatRequest,
-        caller: Caller,
-        headers: Mapping[str, str],
-        now: float,
-    ) -> Placement:
-        view = RequestView(
-            messages=request.messages,
-            headers=headers,
-            owner=caller.owner,
-            hints=request.hints,
-            key_session=caller.key_session,
-            has_tools=bool(request.tools),
-        )
-        placement = place(view, now)
-        # The tracker may know a turn that the journal failed to take: nothing hangs on it.
-        if (turn := placement.turn).parent_id in self._unrecorded:
-            turn.parent_id, turn.matched, placement.next_state = None, 0, None
-        return placement
-
     # -- the engine ------------------------------------------------------------------------------
 
     def _sampling(self, request: ChatRequest, prompt_tokens: int) -> dict[str, Any]:
@@ -347,28 +317,24 @@ class Gateway:
 
     # -- the journal -----------------------------------------------------------------------------
 
-    async def _record(self, turn: OpenTurn) -> None:
-        record, now = turn.complete(), time.time()
-        self._tracker.commit(turn.placement, record.reply)
-        for owner in (record.owner, None):
-            if self._ended.get((owner, record.session_id), turn.started) > turn.started:
-                record.drop_reason = record.drop_reason or "session_ended"
-        retried_id = self._tracker.repeated(turn.placement)
+    async def _record(self, open_turn: OpenTurn) -> None:
+        placement = open_turn.placement
+        head = self._tracker.commit(placement, open_turn.info.turn_id, open_turn.reply)
+        turn = open_turn.complete(head)
 
         def write(journal: Journal) -> None:
-            if retried_id is not None:
-                journal.drop(retried_id, "retried", now)
-            journal.record_turn(record)
+            journal.supersede(placement.superseded)
+            journal.record_turn(turn)
 
         started = time.perf_counter()
         recorded = await self._journaled(self._journal.write_within(JOURNAL_SECONDS, write))
         self.metrics.commit.observe(time.perf_counter() - started)
         if recorded:
-            self.prompts.remember(record)
+            self.prompts.remember(turn)
         else:
-            self._unrecorded[record.turn_id] = True
+            self._tracker.forget(turn.turn_id)  # nothing hangs on what the journal lacks
             self._spawn(self._journal.write(Journal.count, "unrecorded"))
-        self._log(turn, recorded)
+        self._log(open_turn, turn, recorded)
 
     async def _journaled(self, write: Awaitable[Any]) -> bool:
         """Whether the journal took it. A failing journal must not fail the client."""
@@ -388,24 +354,25 @@ class Gateway:
     def _unfinished(self, turn: OpenTurn, reason: str) -> None:
         self.metrics.unfinished.labels(reason).inc()
         log.info(
-            f"turn {turn.record.turn_id} session {turn.record.session_id} unfinished: {reason} "
-            f"after {len(turn.output_ids)} tokens, {time.perf_counter() - turn.started:.3f} s"
+            f"turn {turn.info.turn_id} session {turn.placement.turn.session_id} unfinished: "
+            f"{reason} after {len(turn.output_ids)} tokens, "
+            f"{time.perf_counter() - turn.started:.3f} s"
         )
 
-    def _log(self, turn: OpenTurn, recorded: bool) -> None:
-        record, replied = turn.record, len(turn.output_ids)
-        self.metrics.turns.labels(record.kind).inc()
-        self.metrics.prompt_tokens.inc(len(record.prompt_ids))
-        self.metrics.cached_tokens.inc(turn.cached_tokens)
-        self.metrics.completion_tokens.inc(replied)
-        tokens = "continued" if record.shares_tokens else "new"
+    def _log(self, open_turn: OpenTurn, turn: Turn, recorded: bool) -> None:
+        self.metrics.turns.labels(turn.kind).inc()
+        self.metrics.prompt_tokens.inc(turn.prompt_len)
+        self.metrics.cached_tokens.inc(open_turn.cached_tokens)
+        self.metrics.completion_tokens.inc(turn.output_len)
+        tokens = "continued" if turn.shares_tokens else "new"
         log.info(
-            f"turn {record.turn_id} session {record.session_id} by {record.source} {record.kind} "
-            f"({record.kind_reason}) parent {record.parent_id or '-'}: prompt "
-            f"{len(record.prompt_ids)} ({turn.cached_tokens} cached, {tokens}) reply {replied} "
-            f"{record.finish_reason}, first token {turn.first_token_seconds or 0.0:.3f} s, "
-            f"total {time.perf_counter() - turn.started:.3f} s"
-            f"{'' if len(turn.logprobs) == replied else ', log-probs missing'}"
+            f"turn {turn.turn_id} session {turn.session_id} by {turn.source} {turn.kind} "
+            f"({turn.kind_reason}) parent {turn.parent_id or '-'}: prompt "
+            f"{turn.prompt_len} ({open_turn.cached_tokens} cached, {tokens}) reply "
+            f"{turn.output_len} {turn.finish_reason}, first token "
+            f"{open_turn.first_token_seconds or 0.0:.3f} s, "
+            f"total {time.perf_counter() - open_turn.started:.3f} s"
+            f"{'' if len(turn.output_logprobs) == turn.output_len else ', log-probs missing'}"
             f"{'' if recorded else ', NOT RECORDED'}"
         )
 
@@ -419,6 +386,17 @@ class Gateway:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("background work failed: %s", type(error).__name__)
+
+
+def _view(request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> RequestView:
+    return RequestView(
+        messages=request.messages,
+        headers=headers,
+        owner=caller.owner,
+        hints=request.hints,
+        key_session=caller.key_session,
+        has_tools=bool(request.tools),
+    )
 
 
 def _load_model(config: Config) -> tuple[ChatTokenizer, ReplyFormat, str]:

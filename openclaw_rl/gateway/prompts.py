@@ -21,7 +21,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from openclaw_rl.engine.chat import ChatTokenizer
+from openclaw_rl.engine.chat import ChatTokenizer, Prompt
 from openclaw_rl.gateway.status import Metrics
 from openclaw_rl.journal.writer import AsyncJournal
 from openclaw_rl.session.tracker import Placement
@@ -30,12 +30,12 @@ from openclaw_rl.wire.dialect import ChatRequest
 from openclaw_rl.wire.formats import ReplyFormat
 from openclaw_rl.wire.reply import opens_reasoning
 
-KNOWN_BYTES = 128 * 2**20
+RECENT_BYTES = 128 * 2**20
 INLINE_CHARS, INLINE_NEW_CHARS = 4_000, 500
 """Longer requests are rendered and tokenised in a thread, so that other streams go on; those that
 begin a conversation earlier: tokenising takes about 1 ms per 1,000 characters."""
 
-Known = tuple[Turn, dict[str, Message]]
+Recent = tuple[Turn, dict[str, Message]]
 """The prompt and output of a turn, and the replies in its history and its own by their turns (one
 dict along a conversation)."""
 
@@ -56,66 +56,65 @@ class Prompts:
         self._journal = journal
         self._executor = executor
         self._metrics = metrics
-        self._known: LRUCache[str, Known] = LRUCache(KNOWN_BYTES, _bytes)
+        self._recent: LRUCache[str, Recent] = LRUCache(RECENT_BYTES, _bytes)
 
     @property
-    def known_turns(self) -> int:
+    def recent_turns(self) -> int:
         """Turns that are in memory."""
-        return len(self._known)
+        return len(self._recent)
 
     @property
-    def known_bytes(self) -> float:
+    def recent_bytes(self) -> float:
         """About what they take there."""
-        return self._known.currsize
+        return self._recent.currsize
 
-    async def fill(
-        self,
-        placement: Placement,
-        request: ChatRequest,
-        size: int,
-        limit: int | None = None,
-    ) -> bool:
-        """Put into the turn what is served: the messages with the recorded replies put back, and
-        their exact tokens. Whether the reply begins inside `<think>`.
+    async def build(
+        self, placement: Placement, request: ChatRequest, size: int, limit: int | None = None
+    ) -> Prompt:
+        """What is served: the messages with the recorded replies put back, and their exact tokens.
 
-        `size` is about the request's length in characters. Raises as `ChatTokenizer.fill_prompt`.
+        `size` is about the request's length in characters. Raises as `ChatTokenizer.prompt`.
         """
-        record = placement.turn
         parent, replies = await self._recall(placement)
         messages = list[Message](request.messages)
-        for index, turn_id in placement.known_replies.items():
+        for index, turn_id in placement.served_replies.items():
             messages[index] = replies.get(turn_id, messages[index])
-        record.messages, record.tools = tuple(messages), request.tools
-        record.template_kwargs = request.template_kwargs
 
         def meaning(reply: str, prompt: str) -> Any:
             return self._format.meaning(reply, request.tools, in_reasoning=opens_reasoning(prompt))
 
-        work = partial(self._tokenizer.fill_prompt, record, parent, meaning, limit)
+        work = partial(
+            self._tokenizer.prompt,
+            tuple(messages),
+            request.tools,
+            request.template_kwargs,
+            parent,
+            meaning,
+            limit,
+        )
         if size <= (INLINE_NEW_CHARS if parent is None else INLINE_CHARS):
-            return opens_reasoning(work())
-        loop = asyncio.get_running_loop()
-        return opens_reasoning(await loop.run_in_executor(self._executor, work))
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    def remember(self, turn: Turn) -> Known:
+    def remember(self, turn: Turn) -> Recent:
         """Keep what the next turn needs of this one. Its own parent's tokens may go, as they are
         the beginning of these: a long session costs its length, not the sum of its prompts."""
-        _, replies = self._known.get(turn.parent_id or "") or (None, {})
+        _, replies = self._recent.get(turn.parent_id or "") or (None, {})
         replies[turn.turn_id] = turn.reply
         light = dataclasses.replace(
             turn, output_logprobs=(), output_versions=(), topk=None, messages=()
         )
-        known = light, replies
+        recent = light, replies
         with suppress(ValueError):  # larger than the whole memory
-            self._known[turn.turn_id] = known
+            self._recent[turn.turn_id] = recent
         if turn.shares_tokens and turn.parent_id is not None:
-            self._known.pop(turn.parent_id, None)
-        return known
+            self._recent.pop(turn.parent_id, None)
+        return recent
 
     async def _recall(self, placement: Placement) -> tuple[Turn | None, dict[str, Message]]:
         """The parent, and the replies in the request's history by their turns."""
-        parent_id, indexes = placement.turn.parent_id, placement.known_replies
-        parent, replies = self._known.get(parent_id or "") or (None, {})
+        parent_id, indexes = placement.turn.parent_id, placement.served_replies
+        parent, replies = self._recent.get(parent_id or "") or (None, {})
         if parent_id is not None and parent is None:
             for turn in await self._load([parent_id]):
                 parent, replies = self.remember(turn)
@@ -137,7 +136,7 @@ class Prompts:
         return found
 
 
-def _bytes(known: Known) -> int:
+def _bytes(recent: Recent) -> int:
     """About what it takes, Python's objects around it included."""
-    turn, _ = known
+    turn, _ = recent
     return 1_000 + 4 * (len(turn.prompt_ids) + len(turn.output_ids)) + turn.rendered_len

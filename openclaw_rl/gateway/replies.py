@@ -1,4 +1,4 @@
-"""One reply on its way from the engine to the client: the record that it fills, and what is shown.
+"""One reply on its way from the engine to the client: what is recorded of it, and what is shown.
 
 Guarantees: the ids that the engine sampled are kept in order, apart from what is shown, which is
 never tokenised again. A stream begins with the first token or keep-alive and is never silent for
@@ -11,16 +11,16 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
 from aiohttp import web
 
-from openclaw_rl.engine.chat import ChatTokenizer, TextStream
+from openclaw_rl.engine.chat import ChatTokenizer, Prompt, TextStream
 from openclaw_rl.engine.types import Delta, Finish
 from openclaw_rl.session.tracker import Placement
-from openclaw_rl.types import TopK, Turn
+from openclaw_rl.types import Message, TopK, Turn
 from openclaw_rl.wire.dialect import (
     ChatRequest,
     Dialect,
@@ -77,17 +77,18 @@ class StopCut:
 
 @dataclass(slots=True)
 class OpenTurn:
-    """A turn until it is recorded. `record` is that of its placement, filled in here; it began at
-    `started` of `time.perf_counter`; `top_k` candidates of each token are kept for training."""
+    """A turn under way: its parts, until `complete` makes one record of them. It began at `started`
+    of `time.perf_counter`; `top_k` candidates of each token are kept for training."""
 
     request: ChatRequest
     placement: Placement
-    head: ReplyInfo
+    prompt: Prompt
+    sampling: Mapping[str, Any]
+    info: ReplyInfo
     tokenizer: ChatTokenizer
     parser: ReplyParser
     top_k: int
     started: float
-    record: Turn = field(init=False)
     text: TextStream = field(init=False)
     stops: StopCut = field(init=False)
     first_token_seconds: float | None = None
@@ -97,16 +98,15 @@ class OpenTurn:
     candidate_ids: list[Sequence[int]] = field(default_factory=list)
     candidate_log_probs: list[Sequence[float]] = field(default_factory=list)
     finish: Finish | None = None
+    reply: Message = field(default_factory=dict)
+    """What was said, as soon as all was."""
     cached_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.record = self.placement.turn
         self.text = self.tokenizer.stream()
-        self.stops = StopCut(_stop_strings(self.record.sampling))
-        if self.record.kind != "main":
+        self.stops = StopCut(_stop_strings(self.sampling))
+        if self.placement.turn.kind != "main":
             self.top_k = 0  # side turns are never trained
-        self.record.output_ids, self.record.output_logprobs = self.output_ids, self.logprobs
-        self.record.output_versions = self.versions
 
     def take(self, delta: Delta) -> Shown:
         """Add what the engine sent; returns what the client may see of it by now."""
@@ -125,16 +125,30 @@ class OpenTurn:
             self.finish = delta.finish
             events += self.parser.feed(self.stops.push(self.text.finish()) + self.stops.finish())
             events += self.parser.finish()
+            self.reply = self.parser.message()
         return events, self._token_logprobs(delta) if self.request.logprobs else None
 
-    def complete(self) -> Turn:
-        """The record, with the whole reply."""
-        record = self.record
-        record.reply = self.parser.message()
-        record.topk = TopK(self.candidate_ids, self.candidate_log_probs) if self.top_k else None
-        record.finish_reason = self.finish_reason
-        record.truncated = record.finish_reason == "length"
-        return record
+    def complete(self, head: Turn) -> Turn:
+        """The turn for the journal: `head`, which says where it belongs, with all that was asked
+        and said."""
+        return replace(
+            head,
+            messages=self.prompt.messages,
+            tools=self.request.tools,
+            template_kwargs=self.request.template_kwargs,
+            prompt_ids=self.prompt.ids,
+            shares_tokens=self.prompt.shares_tokens,
+            rendered_len=len(self.prompt.text),
+            rendered_sha=self.prompt.sha,
+            sampling=self.sampling,
+            output_ids=self.output_ids,
+            output_logprobs=self.logprobs,
+            output_versions=self.versions,
+            topk=TopK(self.candidate_ids, self.candidate_log_probs) if self.top_k else None,
+            reply=self.reply,
+            finish_reason=self.finish_reason,
+            truncated=self.finish_reason == "length",
+        )
 
     @property
     def asked_candidates(self) -> int:
@@ -146,12 +160,12 @@ class OpenTurn:
         """OpenAI's word for the end of a complete reply."""
         if self.finish is not None and self.finish.type == "length":
             return "length"
-        return "tool_calls" if self.record.reply.get("tool_calls") else "stop"
+        return "tool_calls" if self.reply.get("tool_calls") else "stop"
 
     @property
     def usage(self) -> Usage:
         """The true counts so far; reasoning is counted when the reply is complete."""
-        prompt, reply, reasoning = len(self.record.prompt_ids), self.record.reply, 0
+        prompt, reply, reasoning = len(self.prompt.ids), self.reply, 0
         if reply.get("reasoning_content"):
             end = self.tokenizer.added_tokens.get(END_THINK)
             if end in self.output_ids:
@@ -164,15 +178,15 @@ class OpenTurn:
     @property
     def ending(self) -> Ending:
         """How the finished reply ended, for any dialect."""
-        sampling, matched = self.record.sampling, self.stops.matched
-        if matched is None and self.finish and self.finish.matched in _stop_strings(sampling):
+        matched = self.stops.matched
+        if matched is None and self.finish and self.finish.matched in _stop_strings(self.sampling):
             matched = str(self.finish.matched)
         asked = self.request.max_tokens
         return Ending(
             reason=self.finish_reason,
             usage=self.usage,
             stop_sequence=matched,
-            context_full=asked is not None and sampling["max_new_tokens"] < asked,
+            context_full=asked is not None and self.sampling["max_new_tokens"] < asked,
         )
 
     def _token_logprobs(self, delta: Delta) -> list[TokenLogprob]:
@@ -205,7 +219,7 @@ class StreamedReply:
         self.turn = turn
         self._dialect = dialect
         self._keepalive_seconds = keepalive_seconds
-        self._stream = dialect.stream(turn.head)
+        self._stream = dialect.stream(turn.info)
         self._clock = asyncio.get_running_loop().time
         self._last_write = self._clock()
         self._writing = asyncio.Lock()
@@ -276,7 +290,7 @@ def whole_reply(
 ) -> web.Response:
     """A finished reply in one piece."""
     asked = logprobs if turn.request.logprobs else None
-    body = dialect.whole(turn.head, events, turn.ending, asked)
+    body = dialect.whole(turn.info, events, turn.ending, asked)
     return web.Response(
         body=json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"),
         content_type="application/json",
@@ -286,13 +300,13 @@ def whole_reply(
 
 def _headers(turn: OpenTurn, dialect: Dialect) -> dict[str, str]:
     """A session id may be any text, a header may not."""
-    record = turn.record
-    own = {dialect.id_header: f"req_{record.turn_id}"} if dialect.id_header else {}
+    turn_id, place = turn.info.turn_id, turn.placement.turn
+    own = {dialect.id_header: f"req_{turn_id}"} if dialect.id_header else {}
     return {
-        "X-Turn-Id": record.turn_id,
-        "X-Session-Id": quote(record.session_id, safe=_PRINTABLE),
-        "X-Session-Source": record.source,
-        "X-Turn-Type": record.kind,
+        "X-Turn-Id": turn_id,
+        "X-Session-Id": quote(place.session_id, safe=_PRINTABLE),
+        "X-Session-Source": place.source,
+        "X-Turn-Type": place.kind,
         **own,
     }
 

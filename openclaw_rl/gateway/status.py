@@ -49,7 +49,7 @@ class Metrics:
         self.turns = counter("turns", "replies that were served whole", ["kind"])
         self.unfinished = counter("unfinished_turns", "replies that broke off", ["reason"])
         self.identity = counter("identity", "how sessions were recognised", ["source"])
-        self.continued = counter("continued_turns", "prompts behind a known turn", ["tokens"])
+        self.continued = counter("continued_turns", "prompts that go on from a turn", ["tokens"])
         self.recalled = counter("recalled_turns", "turns read from the journal again")
         self.prompt_tokens = counter("prompt_tokens", "tokens of prompts")
         self.cached_tokens = counter("cached_tokens", "of them in the engine's cache")

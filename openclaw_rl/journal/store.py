@@ -80,6 +80,11 @@ class Journal(Database):
         )
         return self._end(where, (turn_id, now), reason) > 0
 
+    def supersede(self, turn_ids: Iterable[str]) -> int:
+        """End those turns that still wait, as `retried`; how many."""
+        where = "state = 'waiting' AND turn_id IN (SELECT value FROM json_each(?))"
+        return self._end(where, (json.dumps(list(turn_ids)),), "retried")
+
     def count(self, name: str, n: int = 1) -> None:
         """Add to a named counter of `outcomes().counters`."""
         with self.batch() as db:

@@ -84,36 +84,42 @@ class Reader:
         next_state = tuple(followed(past.messages[index + 1 :]))
         _check(history, reply, next_state)
         traced = read_history(history)
-        turn = Turn(
-            turn_id="replay-" + _digest([(*history, reply), past.tools]),
-            session_id=f"replay-{past.session_id or _digest([past.messages[0], past.tools])}",
-            source=SOURCE,
-            kind_reason=SOURCE,
-            finish_reason="tool_calls" if reply.get("tool_calls") else "stop",
-            messages=history,
-            reply=reply,
-            tools=past.tools,
-            request_hash=traced.request_hash,
-            node_hash=extend(traced.history_hash, reply),
-            off_policy=True,
-            next_state=next_state,
-        )
 
         def meaning(text: str, before: str) -> Any:
             opened = opens_reasoning(before)
             return self.reply_format.meaning(text, past.tools, in_reasoning=opened)
 
-        prompt = self.tokenizer.fill_prompt(turn, parent, meaning, self.context_length)
+        prompt = self.tokenizer.prompt(
+            history, past.tools, {}, parent, meaning, self.context_length
+        )
         whole = self.tokenizer.render((*history, reply), past.tools)
-        output = self.tokenizer.reply_ids(prompt, whole)
-        if output is None or not self._writes(reply, output, prompt, past.tools):
+        output = self.tokenizer.reply_ids(prompt.text, whole)
+        if output is None or not self._writes(reply, output, prompt.text, past.tools):
             raise _LeftOut("template_rewrites")
-        if len(turn.prompt_ids) + len(output) > self.context_length:
+        if len(prompt.ids) + len(output) > self.context_length:
             raise _LeftOut("too_long")
-        turn.output_ids = output
-        if parent is not None and turn.shares_tokens:
-            turn.parent_id, turn.matched = parent.turn_id, len(parent.messages) + 1
-        return turn
+        onto = parent if prompt.shares_tokens else None
+        return Turn(
+            turn_id="replay-" + _digest([(*history, reply), past.tools]),
+            session_id=f"replay-{past.session_id or _digest([past.messages[0], past.tools])}",
+            source=SOURCE,
+            kind_reason=SOURCE,
+            parent_id=onto.turn_id if onto else None,
+            matched=len(onto.messages) + 1 if onto else 0,
+            request_hash=traced.request_hash,
+            node_hash=extend(traced.history_hash, reply),
+            off_policy=True,
+            messages=history,
+            tools=past.tools,
+            prompt_ids=prompt.ids,
+            shares_tokens=prompt.shares_tokens,
+            rendered_len=len(prompt.text),
+            rendered_sha=prompt.sha,
+            output_ids=output,
+            reply=reply,
+            finish_reason="tool_calls" if reply.get("tool_calls") else "stop",
+            next_state=next_state,
+        )
 
     def _writes(
         self, reply: Message, output: Sequence[int], prompt: str, tools: Sequence[Any]

@@ -143,14 +143,14 @@ def _shared(old: Sequence[Message], new: Sequence[Message]) -> int:
     return count
 
 
-def _read_on(messages: Sequence[Message], known: Sequence[Step]) -> list[Step]:
-    """The steps of the messages behind those that `known` are of."""
-    marked = [step for step in known if step.trace is Trace.NORMAL]
+def _read_on(messages: Sequence[Message], before: Sequence[Step]) -> list[Step]:
+    """The steps of the messages behind those of the steps `before`."""
+    marked = [step for step in before if step.trace is Trace.NORMAL]
     count = len(marked)
     first = marked[0].digest if marked else ""
     chain = marked[-1].empty[:-1] if marked else _START
     steps = []
-    for end, message in enumerate(messages[len(known) :], len(known) + 1):
+    for end, message in enumerate(messages[len(before) :], len(before) + 1):
         trace, text = _understand(message)
         own = node = empty = ""
         if trace in (Trace.NORMAL, Trace.NUDGE):

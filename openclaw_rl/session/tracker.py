@@ -4,6 +4,8 @@ Guarantees, whatever clients send:
 - no message of one session becomes the next state of another session's turn, and histories never
   match across owners or across explicit session names;
 - a turn gets at most one next state among committed turns; side requests give none, get none;
+- of the turns that answer one request (asked again, or twice at once) one is kept: the one that the
+  client goes on from, and until it does, the latest;
 - `place` depends only on the requests seen so far and changes nothing in the tree, `look` nothing
   at all but the time that reading takes; their cost is linear in the request, mostly in what is
   new to its session; memory is bounded by `max_turns`.
@@ -16,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from cachetools import LRUCache
@@ -32,7 +34,7 @@ from openclaw_rl.session.canonical import (
 )
 from openclaw_rl.session.identity import Identity, RequestView, identify, is_conversation, is_named
 from openclaw_rl.session.kind import ALWAYS_WITH_TOOLS, last_user, named_kind, side_pattern
-from openclaw_rl.session.tree import Tree
+from openclaw_rl.session.tree import Key, Tree, request_key
 from openclaw_rl.types import Kind, Message, Turn
 
 _RETRY_SECONDS = 600.0
@@ -49,26 +51,23 @@ _READ_CHARS = 32 * 2**20
 """How many characters of histories are kept as they were read, the last of each conversation."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request belongs in the trajectory tree, and what it says of other turns.
-
-    `turn` is the head of the turn that will answer it, as far as its place tells; whoever serves it
-    names it and fills it in. `known_replies` maps the index of an assistant message in the request
-    to the turn that produced it. `next_state` is what followed the parent's reply. `retried_id` is
-    an earlier turn that this request repeats, and `superseded` are turns of the very request that
-    the parent answered, asked while it was under way: the client went on from the parent. All these
-    must be dropped as `retried`. `duplicates` had answered the same request by then.
-    """
+    """Where a request belongs in the trajectory tree, and what it says of other turns."""
 
     turn: Turn
+    """What its place says of the turn that will answer it: who speaks, main or side, the parent."""
     history_hash: str
     """Chain hash of the request's messages; `Tracker.commit` extends it by the reply."""
-    known_replies: Mapping[int, str]
+    served_replies: Mapping[int, str]
+    """The turn that made an assistant message of the request, by the message's index."""
     next_state: tuple[Message, ...] | None
-    retried_id: str | None
+    """What followed the parent's reply."""
     superseded: tuple[str, ...]
-    duplicates: frozenset[str]
+    """Turns that end as `retried` with its commit: the one whose request is asked again, and those
+    that answered the parent's request beside it, as the client went on from the parent."""
+    number: int = field(compare=False)
+    """Requests placed so far, with this one."""
 
 
 class Tracker:
@@ -83,10 +82,14 @@ class Tracker:
     ) -> None:
         self._tree = Tree(max_turns)
         self._unnamed = unnamed
-        self._opened = 0
+        self._placed = 0
+        """How many requests were placed."""
+        self._continued: LRUCache[Key, int] = LRUCache(max_turns)
+        """By request: how many were placed when the client last went on from an answer to it."""
+        self._ended: LRUCache[tuple[str | None, str], int] = LRUCache(max_turns)
+        """By owner (None: all) and session: how many were placed when it was said to have ended."""
         self._namers: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
         self._tool_sessions: LRUCache[tuple[str, str], bool] = LRUCache(_CLIENTS)
-        self._followed: LRUCache[str | None, bool] = LRUCache(max_turns)
         self._readings: LRUCache[Any, History] = LRUCache(_READ_CHARS, lambda history: history.size)
 
     @property
@@ -95,8 +98,8 @@ class Tracker:
         return len(self._tree)
 
     def place(self, view: RequestView, now: float) -> Placement:
-        """Where this request belongs. Turns are added only by `commit`; this notes which
-        programs name their turns, which sessions use tools, and which turns were followed."""
+        """Where this request belongs. Turns are added only by `commit`; this notes which programs
+        name their turns, which sessions use tools, and which requests the client went on from."""
         placement = self.look(view, now)
         turn = placement.turn
         if turn.kind_reason == _NAMED and turn.kind == "main":
@@ -105,9 +108,10 @@ class Tracker:
         opens = turn.kind == "main" and turn.kind_reason != _EXTENDS
         if opens and view.has_tools and turn.source not in ("new", "body:user"):
             self._tool_sessions[turn.owner, turn.session_id] = True
-        if turn.parent_id is not None and placement.next_state is not None:
-            self.follow(turn.parent_id)
-        self._opened += turn.source == "new"
+        self._placed = placement.number
+        parent = self._tree.turn(turn.parent_id)
+        if parent is not None and placement.next_state is not None:
+            self._continued[request_key(parent)] = self._placed
         self._tree.touch(turn.owner, turn.session_id)
         return placement
 
@@ -118,21 +122,23 @@ class Tracker:
         parent, mark = self._parent(view, history, named)
         identity = named or (Identity(parent.session_id, "history") if parent else None)
         kind, reason = self._kind(view, identity, parent)
-        retried = None
+        repeated = None
         if kind == "main":
-            retried = self._retried(view, history, identity, parent, now)
-        if identity is None and retried is not None:
-            identity = Identity(retried.session_id, "history")
+            repeated = self._repeated(view, history, identity, parent, now)
+        if identity is None and repeated is not None:
+            identity = Identity(repeated.session_id, "history")
         if identity is None:
             identity = self._new_session(view.owner, history.request_hash, now)
+        next_state, superseded = None, [repeated] if repeated is not None else []
+        if parent is not None and kind == parent.kind == "main" and _waits(parent):
+            next_state = _next_state(history, mark)
+        if parent is not None and next_state is not None:
+            superseded += filter(_waits, self._tree.duplicates(parent))
         matched = 0
         if mark is not None:  # empty replies behind it are its own
             behind = history.steps[mark.end :]
             full = (step.end - 1 for step in behind if step.trace is not Trace.EMPTY)
             matched = next(full, len(history.steps))
-        next_state = None
-        if kind == "main" and parent is not None and parent.kind == "main" and _waits(parent):
-            next_state = _next_state(history, mark)
         turn = Turn(
             turn_id="",
             session_id=identity.session_id,
@@ -148,46 +154,48 @@ class Tracker:
         return Placement(
             turn=turn,
             history_hash=history.history_hash,
-            known_replies=self._known_replies(view.owner, history, identity.session_id, parent),
+            served_replies=self._served_replies(view.owner, history, identity.session_id, parent),
             next_state=next_state,
-            retried_id=retried.turn_id if retried else None,
-            superseded=self._superseded(parent) if parent and next_state else (),
-            duplicates=frozenset(same.turn_id for same in self._tree.duplicates(turn)),
+            superseded=tuple(one.turn_id for one in superseded),
+            number=self._placed + 1,
         )
 
-    def follow(self, turn_id: str) -> None:
-        """The turn has its next state (`place` notes that by itself)."""
-        self._followed[turn_id] = True
+    def commit(self, placement: Placement, turn_id: str, reply: Message) -> Turn:
+        """The request was answered: remembers the turn and gives its head.
 
-    def repeated(self, placement: Placement) -> str | None:
-        """The turn that the request repeats; None if something followed that turn meanwhile."""
-        return None if placement.retried_id in self._followed else placement.retried_id
-
-    def commit(self, placement: Placement, reply: Message) -> None:
-        """The request was answered: the turn (which has its id by now) gets the hash of its history
-        and reply and is remembered. It is dropped as `retried` where the same request was answered
-        while it was under way, and the client went on from there."""
-        turn = placement.turn
-        turn.node_hash = extend(placement.history_hash, reply)
-        meanwhile = {same.turn_id for same in self._tree.duplicates(turn)} - placement.duplicates
-        if turn.kind == "main" and any(same in self._followed for same in meanwhile):
+        It is dropped if, while it was under way, the client went on from another answer to the same
+        request (`retried`), or its session ended.
+        """
+        hashed = extend(placement.history_hash, reply)
+        turn = replace(placement.turn, turn_id=turn_id, node_hash=hashed)
+        ends = (self._ended.get((owner, turn.session_id), 0) for owner in (turn.owner, None))
+        if turn.kind == "main" and self._continued.get(request_key(turn), 0) > placement.number:
             turn.drop_reason = "retried"
-        for earlier in (self.repeated(placement), *placement.superseded):
-            if (known := self._tree.turn(earlier)) is not None:
-                known.drop_reason = "retried"
-        answered = self._tree.turn(turn.parent_id)
-        if answered is not None and placement.next_state is not None:
-            answered.next_state = ()
-        self._tree.add(turn.head())
+        elif max(ends) >= placement.number:
+            turn.drop_reason = "session_ended"
+        for other in map(self._tree.turn, placement.superseded):
+            if other is not None:
+                other.drop_reason = "retried"
+        parent = self._tree.turn(turn.parent_id)
+        if parent is not None and placement.next_state is not None:
+            parent.next_state = ()
+        self._tree.add(turn)
+        return turn.head()
 
     def restore(self, heads: Iterable[Turn]) -> None:
         """Remember turns of an earlier run, in any order."""
         for head in sorted(heads, key=lambda turn: (turn.created, turn.turn_id)):
             self._tree.add(head)
 
-    def forget_session(self, session_id: str, owner: str | None = None) -> None:
-        """Forget a session's turns: what comes next under its name opens a new trajectory."""
-        self._tree.forget(session_id, owner)
+    def forget(self, turn_id: str) -> None:
+        """Forget a turn: nothing hangs on it."""
+        self._tree.remove(turn_id)
+
+    def end_session(self, session_id: str, owner: str | None = None) -> None:
+        """A session (of every owner where `owner` is None) ended: its turns are forgotten, and what
+        comes next under its name opens a new trajectory."""
+        self._ended[owner, session_id] = self._placed
+        self._tree.remove_session(session_id, owner)
 
     def _read(self, view: RequestView, named: Identity | None) -> History:
         """The request's history; what it shares with the last one under its name is not read
@@ -233,8 +241,8 @@ class Tracker:
             # new behind it this is that request once more. And without a name or any reply before
             # it nothing tells it from another person's question in the same words.
             fresh = mark.end < history.fresh_end
-            known = session_id is not None or (first_reply is not None and first_reply <= mark.end)
-            for node_hash in (mark.node, mark.empty if fresh and known else ""):
+            own = session_id is not None or (first_reply is not None and first_reply <= mark.end)
+            for node_hash in (mark.node, mark.empty if fresh and own else ""):
                 if node_hash:
                     found = self._tree.by_history(view.owner, node_hash, session_id)
                     turn = _choose(found, history.system_hash, prefer)
@@ -244,16 +252,16 @@ class Tracker:
 
     def _new_session(self, owner: str, request_hash: str, now: float) -> Identity:
         """A name of our own. Two users may open with the same words at the same time."""
-        seed = f"{owner}\0{request_hash}\0{now!r}\0{self._opened}"
+        seed = f"{owner}\0{request_hash}\0{now!r}\0{self._placed}"
         name = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
         return Identity(f"chat-{name}", "new")
 
-    def _known_replies(
+    def _served_replies(
         self, owner: str, history: History, session_id: str, parent: Turn | None
     ) -> Mapping[int, str]:
         """Which turn made which assistant message; the parent's own ancestors come first."""
         ancestors: set[str] = set()
-        known: dict[int, str] = {}
+        served: dict[int, str] = {}
         for mark in history.marks:
             if not mark.node:
                 continue
@@ -265,11 +273,11 @@ class Tracker:
                 ancestors = ancestors or set(self._chain(parent))
                 turn = min(found, key=lambda turn: turn.turn_id not in ancestors)
             if turn is not None:
-                known[mark.end - 1] = turn.turn_id
-        return known
+                served[mark.end - 1] = turn.turn_id
+        return served
 
     def _chain(self, turn: Turn | None) -> Iterator[str]:
-        """The turn and its ancestors, as far as they are known."""
+        """The turn and its ancestors, as far as they are remembered."""
         seen: set[str] = set()
         while turn is not None and turn.turn_id not in seen:
             seen.add(turn.turn_id)
@@ -305,15 +313,9 @@ class Tracker:
             return "side", "no tools in a session with tools"
         return "main", "opens"
 
-    # -- retries ------------------------------------------------------------------------------
+    # -- the same request again ----------------------------------------------------------------
 
-    def _superseded(self, turn: Turn) -> tuple[str, ...]:
-        """Other turns of the same request that still wait. One that came later, when `turn` was
-        known, has taken its place already: these were under way at the same time."""
-        same = self._tree.duplicates(turn)
-        return tuple(other.turn_id for other in same if other is not turn and _waits(other))
-
-    def _retried(
+    def _repeated(
         self,
         view: RequestView,
         history: History,
@@ -321,13 +323,10 @@ class Tracker:
         parent: Turn | None,
         now: float,
     ) -> Turn | None:
-        """The turn that this request repeats, if nothing has followed it yet."""
-        says_retry = _says_retry(view.headers)
-        in_session = identity is not None and (
-            parent is not None or says_retry or is_conversation(identity.source)
-        )
-        if not in_session and (identity is not None or not says_retry):
-            return None
+        """The turn that answered this very request before, if it still waits for what follows."""
+        source = identity.source if identity is not None else ""
+        if parent is None and not is_conversation(source) and not _says_retry(view.headers):
+            return None  # somebody else may open with the same words
         parent_id = parent.turn_id if parent else None
         same = [
             turn
@@ -337,7 +336,7 @@ class Tracker:
         if identity is not None:
             same = [turn for turn in same if turn.session_id == identity.session_id]
             return same[-1] if same else None
-        # Another user may have opened with the same words: only a single recent turn is ours.
+        # Without any name only a single recent turn is surely ours.
         since = now - _RETRY_SECONDS
         same = [turn for turn in same if not is_named(turn.source) and turn.created >= since]
         return same[0] if len(same) == 1 else None

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
 from openclaw_rl.session.canonical import similarity
+from openclaw_rl.session.identity import is_conversation
 from openclaw_rl.types import Turn
 
 Key = tuple[str, ...]
@@ -31,8 +32,7 @@ class Tree:
 
     def add(self, turn: Turn) -> None:
         """Remember `turn` (again: the older one with this id is replaced), within the bound."""
-        if turn.turn_id in self._turns:
-            self._remove(self._turns[turn.turn_id])
+        self.remove(turn.turn_id)
         self._turns[turn.turn_id] = turn
         self._sessions.setdefault((turn.owner, turn.session_id), {})[turn.turn_id] = turn
         self.touch(turn.owner, turn.session_id)
@@ -40,18 +40,18 @@ class Tree:
             self._index.setdefault(key, {})[turn.turn_id] = turn
         while len(self._turns) > self.max_turns:
             oldest = next(iter(self._sessions.values()))
-            self._remove(next(iter(oldest.values())))
+            self.remove(next(iter(oldest)))
 
     def touch(self, owner: str, session_id: str) -> None:
         """This session was used just now."""
         if (owner, session_id) in self._sessions:
             self._sessions.move_to_end((owner, session_id))
 
-    def forget(self, session_id: str, owner: str | None = None) -> None:
-        """Drop a session's turns (of every owner where `owner` is None)."""
+    def remove_session(self, session_id: str, owner: str | None = None) -> None:
+        """Forget a session's turns (of every owner where `owner` is None)."""
         for key in [k for k in self._sessions if k[1] == session_id and owner in (None, k[0])]:
-            for turn in list(self._sessions[key].values()):
-                self._remove(turn)
+            for turn_id in list(self._sessions[key]):
+                self.remove(turn_id)
 
     def turn(self, turn_id: str | None) -> Turn | None:
         return None if turn_id is None else self._turns.get(turn_id)
@@ -72,24 +72,34 @@ class Tree:
         return self._find("request", owner, request_hash)
 
     def duplicates(self, turn: Turn) -> list[Turn]:
-        """Main turns that answered the same request at the same place."""
-        place = (turn.session_id, turn.parent_id, "main")
+        """The other main turns that answered the same request."""
         same = self.by_request(turn.owner, turn.request_hash)
-        return [one for one in same if (one.session_id, one.parent_id, one.kind) == place]
+        key = request_key(turn)
+        return [o for o in same if o is not turn and o.kind == "main" and request_key(o) == key]
+
+    def remove(self, turn_id: str) -> None:
+        """Forget a turn, if it is here."""
+        if (turn := self._turns.pop(turn_id, None)) is None:
+            return
+        session = self._sessions[turn.owner, turn.session_id]
+        del session[turn_id]
+        if not session:
+            del self._sessions[turn.owner, turn.session_id]
+        for key in _keys(turn):
+            del self._index[key][turn_id]
+            if not self._index[key]:
+                del self._index[key]
 
     def _find(self, *key: str) -> Collection[Turn]:
         return self._index.get(key, {}).values()
 
-    def _remove(self, turn: Turn) -> None:
-        del self._turns[turn.turn_id]
-        session = self._sessions[turn.owner, turn.session_id]
-        del session[turn.turn_id]
-        if not session:
-            del self._sessions[turn.owner, turn.session_id]
-        for key in _keys(turn):
-            del self._index[key][turn.turn_id]
-            if not self._index[key]:
-                del self._index[key]
+
+def request_key(turn: Turn) -> Key:
+    """Equal for turns that answer the same request: asked again, or twice at once. An opening that
+    no conversation's name goes with is like no other: a person may say hello in several."""
+    opening = turn.parent_id is None and not is_conversation(turn.source)
+    place = turn.parent_id or (turn.turn_id if opening else "")
+    return turn.owner, turn.session_id, place, turn.request_hash
 
 
 def _keys(turn: Turn) -> Iterator[Key]:

@@ -37,7 +37,7 @@ LIMITS = {
     "journal_seconds": ["core.JOURNAL_SECONDS"],
     "body_seconds": ["access.BODY_SECONDS"],
     "max_turns": ["core.MAX_TURNS"],
-    "known_prompt_bytes": ["prompts.KNOWN_BYTES"],
+    "recent_bytes": ["prompts.RECENT_BYTES"],
 }
 """What a test may change that is no setting."""
 

@@ -115,6 +115,16 @@ async def test_case_13_the_same_request_twice_at_once_keeps_the_one_that_is_cont
     assert served.journal.outcomes().balanced()
 
 
+async def test_case_13_a_reply_with_a_thumb_is_judged_although_it_is_asked_for_again(served):
+    await said(served, "First.", [user("hi")], extra_headers=MAIN)
+    turn_id = served.only_turn().turn_id
+    thumb = {"turn_id": turn_id, "thumb": "down"}
+    assert (await served.post(thumb, "/v1/feedback"))[0] == 200
+    talk = await said(served, "Second.", [user("hi")], extra_headers=MAIN)
+    await said(served, "Third.", [*talk, user("better")], extra_headers=MAIN)
+    assert [turn.state for turn in served.turns()] == [State.JUDGING, State.JUDGING, State.WAITING]
+
+
 async def test_case_14_two_tool_results_are_both_in_the_next_state(served):
     tools = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
     served.engine.say(
@@ -192,15 +202,15 @@ async def test_case_17_two_requests_at_once_are_two_branches(served):
 
 async def test_case_18_memory_is_bounded_and_evicted_turns_are_kept(tmp_path, model):
     limit = 20_000
-    async with world(tmp_path, model, known_prompt_bytes=limit, max_turns=50) as served:
+    async with world(tmp_path, model, recent_bytes=limit, max_turns=50) as served:
         first = await said(served, "Hello.", [user("session 0")], extra_headers={
             "X-Session-Id": "s0"})  # fmt: skip
         for number in range(1, 60):
             await said(served, "Hello.", [user(f"session {number}")],
                        extra_headers={"X-Session-Id": f"s{number}"})  # fmt: skip
         lines = dict(line.rsplit(" ", 1) for line in (await served.metrics()).splitlines())
-        assert 0 < float(lines["openclaw_rl_known_bytes"]) <= 2 * limit
-        assert float(lines["openclaw_rl_known_turns"]) < 60
+        assert 0 < float(lines["openclaw_rl_recent_bytes"]) <= 2 * limit
+        assert float(lines["openclaw_rl_recent_turns"]) < 60
         assert served.journal.outcomes().main == 60
         # A forgotten session goes on as a new trajectory of the same name; nothing breaks.
         await said(served, "Again.", [*first, user("still there?")],
@@ -209,7 +219,7 @@ async def test_case_18_memory_is_bounded_and_evicted_turns_are_kept(tmp_path, mo
 
 
 async def test_case_18_an_evicted_prompt_comes_from_the_journal(tmp_path, model):
-    async with world(tmp_path, model, known_prompt_bytes=1) as served:
+    async with world(tmp_path, model, recent_bytes=1) as served:
         talk = await said(served, "Paris.", [user("Capital of France?")])
         await said(served, "Rome.", [*talk, user("And of Italy?")])
         parent, child = served.turns()

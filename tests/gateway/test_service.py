@@ -314,6 +314,14 @@ async def test_a_journal_that_cannot_be_written_does_not_disturb_the_client(
     assert turn.parent_id is None
     assert not turn.shares_tokens
     assert (await served.get("/healthz"))["journal"]["state"] == "ok"
+    back = {"role": "assistant", "content": "back"}
+    talk = [user("hi"), lost.replay(), user("more"), back, user("on")]
+    monkeypatch.setattr(Journal, "record_turn", fail)
+    lost = await served.chat(talk)
+    monkeypatch.setattr(Journal, "record_turn", record)
+    await served.chat([*talk, lost.replay(), user("at last")])
+    assert served.turns()[1].parent_id == turn.turn_id
+    assert served.turns()[1].shares_tokens
 
 
 async def test_a_turn_that_the_journal_does_not_take_in_time_is_served_and_never_recorded(

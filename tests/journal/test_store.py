@@ -178,6 +178,17 @@ def test_the_first_next_state_wins(journal: Journal):
     assert journal.turn("t1").next_state == USER
 
 
+def test_only_turns_that_wait_are_superseded(journal: Journal):
+    for turn_id in ("t1", "t2", "t3"):
+        journal.record_turn(record(turn_id=turn_id))
+    journal.record_turn(record(turn_id="aside", kind="side"))
+    journal.set_next_state("t2", USER)
+    assert journal.supersede(("t1", "t2", "aside", "unknown")) == 1
+    assert (journal.turn("t1").state, journal.turn("t1").drop_reason) == (State.DROPPED, "retried")
+    states = [journal.turn(turn_id).state for turn_id in ("t2", "t3", "aside")]
+    assert states == [State.JUDGING, State.WAITING, State.SIDE]
+
+
 def test_a_side_turn_has_one_state_only(journal: Journal):
     journal.record_turn(record(kind="side", drop_reason="whatever"))
     assert not journal.set_next_state("t1", USER)

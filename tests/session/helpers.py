@@ -9,6 +9,7 @@ from typing import Any
 
 from openclaw_rl.session.identity import RequestView
 from openclaw_rl.session.tracker import Placement, Tracker
+from openclaw_rl.types import Turn
 from openclaw_rl.wire.chat import parse_messages
 
 REQUESTS = Path(__file__).parents[1] / "fixtures" / "openclaw_requests"
@@ -49,6 +50,7 @@ class Client:
     def __init__(self, tracker: Tracker | None = None) -> None:
         self.tracker = tracker or Tracker()
         self.now = 0.0
+        self.heads: dict[str, Turn] = {}
         self.ids = (f"t{n}" for n in itertools.count(1))
 
     def place(self, request: RequestView) -> Placement:
@@ -56,9 +58,9 @@ class Client:
         return self.tracker.place(request, self.now)
 
     def commit(self, placement: Placement, reply: dict[str, Any]) -> str:
-        placement.turn.turn_id = next(self.ids)
-        self.tracker.commit(placement, reply)
-        return placement.turn.turn_id
+        head = self.tracker.commit(placement, next(self.ids), reply)
+        self.heads[head.turn_id] = head
+        return head.turn_id
 
     def turn(self, request: RequestView, reply: dict[str, Any]) -> tuple[Placement, str]:
         placement = self.place(request)

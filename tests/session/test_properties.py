@@ -172,9 +172,8 @@ class World:
         state = placement.next_state
         if state is not None:  # two requests under way: the journal keeps the first
             self.next_states.setdefault(placement.turn.parent_id, state)
-        placement.turn.turn_id = turn
-        self.tracker.commit(placement, reply)
-        assert placement.turn.node_hash == extend(placement.history_hash, reply)
+        head = self.tracker.commit(placement, turn, reply)
+        assert head.node_hash == extend(placement.history_hash, reply)
 
     def check(self, person: Person, request: RequestView, placement: Placement, side: bool) -> None:
         if person.session:
@@ -184,29 +183,28 @@ class World:
         assert 0 <= placement.turn.matched <= len(request.messages)
         for turn in {
             placement.turn.parent_id,
-            placement.retried_id,
-            *placement.known_replies.values(),
+            *placement.superseded,
+            *placement.served_replies.values(),
         }:
             if turn is not None:
                 number, made = self.makers[turn]
                 assert number == person.number
                 assert made.turn.session_id == placement.turn.session_id
-        for index, turn in placement.known_replies.items():
+        for index, turn in placement.served_replies.items():
             assert request.messages[index]["role"] == "assistant"
             assert f"reply {turn[1:]}" in str(request.messages[index]["content"]) or (
                 f"call{turn[1:]}" in str(request.messages[index])
             )
-        if placement.retried_id is not None:
-            assert (
-                self.makers[placement.retried_id][1].turn.request_hash
-                == placement.turn.request_hash
-            )
-            assert placement.retried_id not in self.next_states
+        parent = self.makers.get(placement.turn.parent_id)
+        for turn in placement.superseded:
+            asked = [placement.turn.request_hash, parent and parent[1].turn.request_hash]
+            assert self.makers[turn][1].turn.request_hash in asked
+            assert turn not in self.next_states
         state = placement.next_state
         if state is None:
             return
         assert placement.turn.kind == "main"
-        assert placement.turn.parent_id not in (None, placement.retried_id)
+        assert placement.turn.parent_id not in (None, *placement.superseded)
         assert placement.turn.parent_id not in self.next_states
         assert self.makers[placement.turn.parent_id][1].turn.kind == "main"
         assert state

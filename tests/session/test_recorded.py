@@ -82,7 +82,7 @@ def test_a_conversation_of_3_23_is_bound_turn_by_turn(strip):
     assert (fourth.turn.parent_id, texts(fourth)) == (t3, ["second-hop"])
     last = client.place(strip(replay))
     assert (last.turn.parent_id, last.turn.matched, texts(last)) == (t4, 9, ["third"])
-    assert last.known_replies == {2: t1, 4: t2, 6: t3, 8: t4}
+    assert last.served_replies == {2: t1, 4: t2, 6: t3, 8: t4}
     assert {p.turn.session_id for p in (second, third, fourth, last)} == {first.turn.session_id}
 
 
@@ -96,7 +96,7 @@ def test_a_conversation_of_9_6_is_bound_over_a_tool_loop():
     _, t3 = client.turn(before(hop2, 6), dict(hop2.messages[6]))
     placement = client.place(hop2)
     assert (placement.turn.parent_id, texts(placement)) == (t3, ["second-hop"])
-    assert placement.known_replies == {2: t1, 4: t2, 6: t3}
+    assert placement.served_replies == {2: t1, 4: t2, 6: t3}
 
 
 NEXT_STATE: dict[str, list[str] | None] = {
@@ -171,7 +171,7 @@ def test_an_empty_reply_is_told_so_and_the_history_goes_on(persists):
     request = recorded("v2026.9.6_empty-reply-retry")
     _, empty = client.turn(before(request, 6), assistant(""))
     nudged, turn = client.turn(request, assistant("Here it is."))
-    assert (nudged.turn.parent_id, nudged.retried_id) == (empty, None)
+    assert (nudged.turn.parent_id, nudged.superseded) == (empty, ())
     assert texts(nudged) == [request.messages[-1]["content"]]
     kept = request.messages if persists else request.messages[:-1]
     messages = (*kept, assistant("Here it is."), {"role": "user", "content": "ta"})

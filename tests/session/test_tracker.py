@@ -59,7 +59,7 @@ def test_case_12_a_retry_is_not_taken_for_the_twin_s_answer():
     client.turn(view(Q), A)
     _, t3 = client.turn(view(Q, A, user("x")), assistant("y"))
     again = client.place(view(Q, A, user("x"), headers={"x-stainless-retry-count": "1"}))
-    assert (again.turn.parent_id, again.retried_id, again.next_state) == (t1, t3, None)
+    assert (again.turn.parent_id, again.superseded, again.next_state) == (t1, (t3,), None)
 
 
 def test_case_12_a_nameless_request_prefers_nameless_turns():
@@ -111,7 +111,7 @@ def test_case_13_the_same_request_twice_is_one_turn(headers):
     _, t1 = client.turn(view(Q, session="s"), A)
     _, t2 = client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
     again = client.place(view(Q, A, user("x"), session="s", headers=headers))
-    assert (again.retried_id, again.turn.parent_id, again.next_state) == (t2, t1, None)
+    assert (again.superseded, again.turn.parent_id, again.next_state) == ((t2,), t1, None)
     t3 = client.commit(again, assistant("z"))
     # Whichever reply the client kept, only the one that was not repeated is judged.
     kept = client.place(view(Q, A, user("x"), assistant("z"), user("w"), session="s"))
@@ -119,7 +119,7 @@ def test_case_13_the_same_request_twice_is_one_turn(headers):
     old = client.place(view(Q, A, user("x"), assistant("y"), user("w"), session="s"))
     assert (old.turn.parent_id, old.next_state) == (t2, None)
     third = client.place(view(Q, A, user("x"), session="s"))
-    assert third.retried_id == t3
+    assert third.superseded == (t3,)
 
 
 def test_case_13_of_two_at_once_the_one_that_is_continued_is_kept():
@@ -129,9 +129,9 @@ def test_case_13_of_two_at_once_the_one_that_is_continued_is_kept():
     t2 = client.commit(second, assistant("two"))
     on = client.place(view(Q, assistant("two"), user("x"), session="s"))
     assert (on.turn.parent_id, texts(on), on.superseded) == (t2, ["x"], (t1,))
-    client.commit(on, A)
+    t3 = client.commit(on, A)
     again = client.place(view(Q, assistant("two"), user("x"), session="s"))
-    assert again.superseded == ()
+    assert again.superseded == (t3,)
     old = client.place(view(Q, assistant("one"), user("x"), session="s"))
     assert (old.turn.parent_id, old.next_state) == (t1, None)
 
@@ -142,9 +142,8 @@ def test_case_13_a_later_question_in_the_same_words_overtakes_nothing():
     client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
     branch = client.place(view(Q, session="s"))
     other = client.place(view(Q, session="another"))
-    for placement in branch, other:
-        client.commit(placement, assistant("b"))
-    assert (branch.turn.drop_reason, other.turn.drop_reason) == (None, None)
+    ids = [client.commit(placement, assistant("b")) for placement in (branch, other)]
+    assert [client.heads[turn].drop_reason for turn in ids] == [None, None]
 
 
 def test_case_13_a_reply_that_comes_after_the_client_went_on_from_another_is_dropped():
@@ -152,25 +151,26 @@ def test_case_13_a_reply_that_comes_after_the_client_went_on_from_another_is_dro
     first, second = (client.place(view(Q, session="s")) for _ in "12")
     client.commit(first, A)
     client.place(view(Q, A, user("x"), session="s"))
-    client.commit(second, assistant("b"))
-    assert second.turn.drop_reason == "retried"
+    t2 = client.commit(second, assistant("b"))
+    assert client.heads[t2].drop_reason == "retried"
 
 
-def test_case_13_a_turn_that_was_followed_meanwhile_is_not_repeated():
+def test_case_13_asked_again_although_the_client_goes_on_from_the_first_reply():
     client = Client()
     _, t1 = client.turn(view(Q, session="s"), A)
     again = client.place(view(Q, session="s"))
-    assert client.tracker.repeated(again) == t1
-    client.tracker.follow(t1)
-    assert client.tracker.repeated(again) is None
+    on = client.place(view(Q, A, user("x"), session="s"))
+    assert (on.turn.parent_id, texts(on)) == (t1, ["x"])
+    t2 = client.commit(again, assistant("b"))
+    assert client.heads[t2].drop_reason == "retried"
 
 
 def test_case_13_without_any_name():
     client = Client()
     client.turn(view(Q), A)
     _, t2 = client.turn(view(Q, A, user("x")), assistant("y"))
-    assert client.place(view(Q, A, user("x"))).retried_id == t2
-    assert client.place(view(Q)).retried_id is None  # somebody else may say hello
+    assert client.place(view(Q, A, user("x"))).superseded == (t2,)
+    assert client.place(view(Q)).superseded == ()  # somebody else may say hello
 
 
 def test_case_13_an_opening_without_any_name_needs_the_retry_header():
@@ -178,18 +178,21 @@ def test_case_13_an_opening_without_any_name_needs_the_retry_header():
     first, t1 = client.turn(view(Q), A)
     retry = view(Q, headers={"x-stainless-retry-count": "2"})
     placement = client.place(retry)
-    assert (placement.retried_id, placement.turn.session_id) == (t1, first.turn.session_id)
+    assert (placement.superseded, placement.turn.session_id) == ((t1,), first.turn.session_id)
     client.now += 3600
-    assert client.place(retry).retried_id is None
+    assert client.place(retry).superseded == ()
     client.turn(view(Q), A)
     client.turn(view(Q), A)
-    assert client.place(retry).retried_id is None  # whose retry would it be?
+    assert client.place(retry).superseded == ()  # whose retry would it be?
 
 
 def test_case_13_a_user_name_is_no_conversation():
     client = Client()
     client.turn(view(Q, hints={"user": "u"}), A)
-    assert client.place(view(Q, hints={"user": "u"})).retried_id is None
+    assert client.place(view(Q, hints={"user": "u"})).superseded == ()
+    client.turn(view(Q, hints={"user": "u"}), assistant("b"))
+    on = client.place(view(Q, assistant("b"), user("x"), hints={"user": "u"}))
+    assert (texts(on), on.superseded) == (["x"], ())  # the first one goes on by itself
 
 
 def test_case_13_a_repeated_user_message_after_nothing_is_no_feedback():
@@ -198,7 +201,7 @@ def test_case_13_a_repeated_user_message_after_nothing_is_no_feedback():
     placement = client.place(view(Q, Q, session="s"))
     assert (placement.turn.parent_id, placement.next_state) == (t1, None)
     again = client.place(view(Q, session="s"))
-    assert (again.retried_id, again.turn.parent_id) == (t1, None)
+    assert (again.superseded, again.turn.parent_id) == ((t1,), None)
 
 
 def test_a_turn_with_a_next_state_is_not_retried():
@@ -206,7 +209,7 @@ def test_a_turn_with_a_next_state_is_not_retried():
     client.turn(view(Q, session="s"), A)
     client.turn(view(Q, A, user("x"), session="s"), assistant("y"))
     placement = client.place(view(Q, session="s"))
-    assert (placement.retried_id, placement.turn.parent_id) == (None, None)
+    assert (placement.superseded, placement.turn.parent_id) == ((), None)
 
 
 def test_case_14_both_tool_results_are_the_next_state():
@@ -276,7 +279,7 @@ def test_case_16_history_that_is_reworded_in_the_middle_is_still_recognised():
     placement = client.place(view(*restored, session="s"))
     assert (placement.turn.parent_id, texts(placement)) == (t2, ["thanks"])
     assert placement.turn.matched == 0  # the texts before the reply are not the same
-    assert placement.known_replies[3] == t2
+    assert placement.served_replies[3] == t2
     assert client.place(view(*restored, session="other")).turn.parent_id is None
 
 
@@ -371,7 +374,7 @@ def test_case_25_known_replies_name_each_turn_of_the_history():
     _, t2 = client.turn(view(Q, A, user("x"), session="s"), assistant("<think>a</think>y"))
     placement = client.place(view(system("new"), Q, A, user("x"), assistant("y"), user("z"),
                                   session="s"))  # fmt: skip
-    assert placement.known_replies == {2: t1, 4: t2}
+    assert placement.served_replies == {2: t1, 4: t2}
     assert placement.turn.matched == 5
 
 
@@ -382,25 +385,22 @@ def test_case_25_of_two_that_said_the_same_the_one_in_this_history_is_known():
     _, t2 = client.turn(view(*b[:2], session="s"), A)
     _, t3 = client.turn(view(*b[:4], session="s"), assistant("y"))
     placement = client.place(view(*b, session="s"))
-    assert (placement.turn.parent_id, placement.known_replies) == (t3, {2: t2, 4: t3})
+    assert (placement.turn.parent_id, placement.served_replies) == (t3, {2: t2, 4: t3})
 
 
 def test_restore_gives_the_same_placements():
     client = Client()
-    heads: list[Turn] = []
 
     def turn(request, reply):
         placement, _ = client.turn(request, reply)
-        heads.append(placement.turn)
         if placement.next_state:
-            at = next(i for i, s in enumerate(heads) if s.turn_id == placement.turn.parent_id)
-            heads[at].next_state = ()
+            client.heads[placement.turn.parent_id].next_state = ()
 
     turn(view(Q, session="s"), A)
     turn(view(Q, A, user("x"), session="s"), assistant("y"))
     turn(view(Q), A)
     again = Tracker()
-    again.restore(reversed(heads))
+    again.restore(reversed(client.heads.values()))
     for request in (
         view(Q, A, user("x"), session="s"),
         view(Q, A, user("x"), assistant("y"), user("z"), session="s"),
@@ -410,14 +410,14 @@ def test_restore_gives_the_same_placements():
         assert again.place(request, 99.0) == client.tracker.place(request, 99.0)
 
 
-def test_forget_session():
+def test_what_an_ended_session_said_is_forgotten():
     client = Client()
     client.turn(view(Q, session="s", owner="a"), A)
     client.turn(view(Q, session="s", owner="b"), A)
-    client.tracker.forget_session("s", owner="a")
+    client.tracker.end_session("s", owner="a")
     assert client.place(view(Q, A, user("x"), session="s", owner="a")).turn.parent_id is None
     assert client.place(view(Q, A, user("x"), session="s", owner="b")).turn.parent_id == "t2"
-    client.tracker.forget_session("s")
+    client.tracker.end_session("s")
     assert client.tracker.turns == 0
 
 
