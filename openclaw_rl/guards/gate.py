@@ -1,0 +1,127 @@
+"""The gate: a version is served unless its replies to the probes are worse than the limits allow.
+
+Guarantees: the decision depends on figures alone (`refusal`); what the base says to a prompt is
+asked once while the prompt is in use; a figure that is no number is a refusal, and a limit of 0 is
+none. Owns no weights: who serves and who goes back is the host's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from openclaw_rl.config import GuardsConfig
+from openclaw_rl.guards import measures
+from openclaw_rl.guards.probes import Probes
+from openclaw_rl.journal import Journal, Version
+
+Figures = Mapping[str, float]
+"""kl, harm, logprob (nats a token); empty, cut, repetition, similarity, sound (shares); length
+(tokens)."""
+
+RECENT, RECENT_TOKENS = 6, 256
+"""So many first questions of recent sessions are probes too, of at most so many tokens each."""
+
+
+class Prober(Protocol):
+    """The candidate, and the base that it grew from."""
+
+    def reply(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, base: bool = False
+    ) -> list[list[int]]:
+        """The likeliest reply to each prompt (greedy), without the token that ends it; one of
+        `max_tokens` was cut."""
+
+    def score(
+        self, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, base: bool
+    ) -> list[list[float]]:
+        """Log-prob of each token of each reply, at temperature 1."""
+
+
+class Guard:
+    def __init__(
+        self, limits: GuardsConfig, journal: Journal, probes: Probes, prober: Prober
+    ) -> None:
+        self.limits, self.journal, self.probes, self.prober = limits, journal, probes, prober
+        self._base: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+
+    def examine(self) -> tuple[str, Figures]:
+        """Ask the candidate; why it must not be served ("": it may be), and what was measured."""
+        recent = self.journal.first_prompts(RECENT, RECENT_TOKENS)
+        asked, unrelated = [*self.probes.questions, *recent], self.probes.unrelated
+        self._ask_base([*asked, *unrelated])
+        base, base_scores = zip(*(self._base[tuple(prompt)] for prompt in asked), strict=True)
+        kept, kept_before = zip(*(self._base[tuple(prompt)] for prompt in unrelated), strict=True)
+
+        replies = self.prober.reply(asked, self.limits.probe_tokens)
+        own = self.prober.score(asked, replies, base=False)
+        under_base = self.prober.score(asked, replies, base=True)
+        kept_now = self.prober.score(unrelated, kept, base=False)
+
+        mean = measures.mean_of_tokens
+        figures = {
+            **self._of(replies),
+            "logprob": mean(under_base),
+            "kl": mean(own) - mean(under_base),
+            "harm": mean(kept_now) - mean(kept_before),
+        }
+        of_base = {**self._of(base), "logprob": mean(base_scores)}
+        best = best_of(self.journal.versions(1000))
+        return refusal(figures, of_base, best.figures if best else None, self.limits), figures
+
+    def _ask_base(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Have the base's replies to these prompts, and no others."""
+        new = [prompt for prompt in prompts if tuple(prompt) not in self._base]
+        replies = self.prober.reply(new, self.limits.probe_tokens, base=True) if new else []
+        scores = self.prober.score(new, replies, base=True) if new else []
+        found = dict(zip(map(tuple, new), zip(replies, scores, strict=True), strict=True))
+        self._base = {tuple(prompt): (self._base | found)[tuple(prompt)] for prompt in prompts}
+
+    def _of(self, replies: Sequence[Sequence[int]]) -> dict[str, float]:
+        """What replies to different questions are, without a model."""
+        texts = [self.probes.decode(reply) for reply in replies]
+        return {
+            "empty": measures.share(not measures.words(text) for text in texts),
+            "cut": measures.share(len(reply) >= self.limits.probe_tokens for reply in replies),
+            "repetition": measures.share(map(measures.repeats, texts)),
+            "similarity": measures.similarity(texts),
+            "sound": measures.sound(texts),
+            "length": sum(map(len, replies)) / max(1, len(replies)),
+        }
+
+
+def refusal(found: Figures, base: Figures, best: Figures | None, limits: GuardsConfig) -> str:
+    """Why a candidate must not be served, "" where it may be: what is beyond its limit, from the
+    figures of the candidate, the base, and the best version so far."""
+    beyond = {
+        "kl": found["kl"],
+        "harm": -found["harm"],
+        "drift": base["logprob"] - found["logprob"],
+        "fall": best["sound"] - found["sound"] if best else 0.0,
+    }
+    for name in ("empty", "cut", "repetition", "similarity"):
+        beyond[name] = found[name] - base[name]
+    return ", ".join(
+        f"{name} {value:.2f} (limit {limit:g})"
+        for name, value in beyond.items()
+        if (limit := getattr(limits, f"max_{name}")) and not value <= limit
+    )
+
+
+def best_of(versions: Iterable[Version]) -> Version | None:
+    """The served version with the largest share of sound replies, of equal ones the newest."""
+    probed = [one for one in versions if one.state == "served" and "sound" in one.figures]
+    return max(probed, key=lambda one: (one.figures["sound"], one.version), default=None)
+
+
+def batch_refusal(replies: Sequence[str], sessions: Sequence[str], limits: GuardsConfig) -> str:
+    """Why a batch must not be learnt, "" where it may be: `empty`, `looping` or `one_session`.
+    `sessions`: the session of each reply."""
+    largest = max((sessions.count(session) for session in set(sessions)), default=0)
+    shares = (
+        ("empty", measures.share(not measures.words(text) for text in replies),
+         limits.max_batch_empty),
+        ("looping", measures.share(map(measures.loops, replies)), limits.max_batch_looping),
+        ("one_session", largest / max(1, len(sessions)), limits.max_batch_session),
+    )  # fmt: skip
+    return next((name for name, value, limit in shares if limit and value > limit), "")
