@@ -248,8 +248,7 @@ class RolloutConfig(_Section):
     """ready turns in a batch"""
     session_share: float = _setting(0.25, gt=0, le=1)
     """largest part of a batch that one session may give while others want places; alone it may
-    fill the batch. Training on one person's single conversation can over-fit today, or break the
-    replies: nothing guards against that yet, so keep an eye on them"""
+    fill the batch"""
     max_staleness: NonNegativeInt = 8
     """drop turns older than this many weight versions"""
     max_sample_tokens: NonNegativeInt = 0
@@ -339,6 +338,48 @@ class TrainConfig(_Section):
     """seed of the adapter's start"""
 
 
+class GuardsConfig(_Section):
+    """What decides whether a new version is served (embedded host). A limit of 0 is none."""
+
+    enabled: bool = _setting(True, flag="--guards")
+    """probe every version before it is served, and refuse it where it is worse than the limits"""
+    probes: str = ""
+    """your own prompts beside the shipped ones: a file with one a line, or .jsonl with lists of
+    messages"""
+    probe_tokens: PositiveInt = 64
+    """longest reply to a probe"""
+    # 0.3 to 0.55 where SmolLM2-135M learnt fast and well; TT-OPD: 0.7 to 1.15 diverging, above 1.5
+    # collapsed.
+    max_kl: NonNegativeFloat = 1.0
+    """KL to the base on the replies, in nats a token"""
+    # 0.08 to 0.16 in healthy runs.
+    max_harm: NonNegativeFloat = 0.25
+    """how much less likely the base's replies to unrelated requests may become, in nats a token"""
+    # 0.3 to 0.7 in healthy runs (-1.0 to -1.4 against -0.68).
+    max_drift: NonNegativeFloat = 1.3
+    """how much less likely than its own replies the base may find them, in nats a token"""
+    max_empty: NonNegativeFloat = 0.1
+    """share of replies without a word, above the base's"""
+    max_cut: NonNegativeFloat = 0.25
+    """share of replies that find no end, above the base's"""
+    # Twice the base's share is the presumed threshold; the base has 0.1 to 0.3.
+    max_repetition: NonNegativeFloat = 0.25
+    """share of replies that repeat themselves, above the base's"""
+    # Healthy: as the base (0.15). Equal short commands of an agent are no collapse: 0 there.
+    max_similarity: NonNegativeFloat = 0.2
+    """likeness (ROUGE-L) of replies to different questions, above the base's"""
+    max_fall: NonNegativeFloat = 0.25
+    """share of sound replies below that of the best version so far"""
+    max_batch_empty: NonNegativeFloat = 0.5
+    """share of a batch without a word: such a batch is not learnt"""
+    # Off: a small base loops by itself, and learns not to from the same turns.
+    max_batch_looping: NonNegativeFloat = 0.0
+    """share of a batch that mostly repeats itself"""
+    # Off: one person alone fills batches.
+    max_batch_session: NonNegativeFloat = 0.0
+    """share of one session in a batch"""
+
+
 class SlimeConfig(_Section):
     """The cluster, who gets which GPUs, and where slime is."""
 
@@ -394,6 +435,7 @@ class Config(_Section):
     judge: JudgeConfig = JudgeConfig()
     rollout: RolloutConfig = RolloutConfig()
     train: TrainConfig = TrainConfig()
+    guards: GuardsConfig = GuardsConfig()
     slime: SlimeConfig = SlimeConfig()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -651,12 +693,12 @@ def render_config(config: Config) -> str:
 
 def hook_args(config: Config) -> Namespace:
     """The namespace that hooks receive, with slime's attribute names: the settings from `[engine]`
-    to `[train]` under the names of their flags (`--prm-m`: `prm_m`), text that is empty as None,
+    to `[guards]` under the names of their flags (`--prm-m`: `prm_m`), text that is empty as None,
     and the following."""
     gateway, engine, train = config.gateway, config.engine, config.train
     named = {
         setting.attribute: None if (value := setting.of(config)) == "" else value
-        for setting in settings("engine", "judge", "rollout", "train")
+        for setting in settings("engine", "judge", "rollout", "train", "guards")
     }
     return Namespace(**named | {
         "hf_checkpoint": config.model.path,

@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "replay": {"wire", "session", "journal", "engine", "openclaw"},
     "losses": set(),
     "slime": {"engine", "journal", "rollout", "losses"},
-    "local": {"journal", "engine", "judge", "rollout", "losses"},
+    "guards": {"engine", "journal"},
+    "local": {"journal", "engine", "judge", "rollout", "losses", "guards"},
     "openclaw": set(),
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"losses", "local", "slime"}

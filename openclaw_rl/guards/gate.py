@@ -7,6 +7,7 @@ none. Owns no weights: who serves and who goes back is the host's business.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from openclaw_rl.journal import Journal, Version
 Figures = Mapping[str, float]
 """kl, harm, logprob (nats a token); empty, cut, repetition, similarity, sound (shares); length
 (tokens)."""
+
+Limits = Namespace | GuardsConfig
+"""What has the settings of `[guards]`: `hook_args`, or the section itself."""
 
 RECENT, RECENT_TOKENS = 6, 256
 """So many first questions of recent sessions are probes too, of at most so many tokens each."""
@@ -39,9 +43,7 @@ class Prober(Protocol):
 
 
 class Guard:
-    def __init__(
-        self, limits: GuardsConfig, journal: Journal, probes: Probes, prober: Prober
-    ) -> None:
+    def __init__(self, limits: Limits, journal: Journal, probes: Probes, prober: Prober) -> None:
         self.limits, self.journal, self.probes, self.prober = limits, journal, probes, prober
         self._base: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
 
@@ -90,7 +92,7 @@ class Guard:
         }
 
 
-def refusal(found: Figures, base: Figures, best: Figures | None, limits: GuardsConfig) -> str:
+def refusal(found: Figures, base: Figures, best: Figures | None, limits: Limits) -> str:
     """Why a candidate must not be served, "" where it may be: what is beyond its limit, from the
     figures of the candidate, the base, and the best version so far."""
     beyond = {
@@ -114,7 +116,7 @@ def best_of(versions: Iterable[Version]) -> Version | None:
     return max(probed, key=lambda one: (one.figures["sound"], one.version), default=None)
 
 
-def batch_refusal(replies: Sequence[str], sessions: Sequence[str], limits: GuardsConfig) -> str:
+def batch_refusal(replies: Sequence[str], sessions: Sequence[str], limits: Limits) -> str:
     """Why a batch must not be learnt, "" where it may be: `empty`, `looping` or `one_session`.
     `sessions`: the session of each reply."""
     largest = max((sessions.count(session) for session in set(sessions)), default=0)

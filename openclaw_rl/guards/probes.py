@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.config import GuardsConfig
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.errors import ConfigError, EngineRefused
 
@@ -53,8 +52,8 @@ class Probes:
     ends: Collection[int]
 
     @classmethod
-    def load(cls, config: GuardsConfig, tokenizer: ChatTokenizer) -> Probes:
-        """The shipped ones and those of the file `config.probes`. Raises ConfigError."""
+    def load(cls, file: str, tokenizer: ChatTokenizer) -> Probes:
+        """The shipped ones and those of the user's own file ("": none). Raises ConfigError."""
 
         def encode(messages: Any) -> list[int]:
             return tokenizer.encode(tokenizer.render(messages))
@@ -63,11 +62,11 @@ class Probes:
             return [encode([{"role": "user", "content": text}]) for text in texts]
 
         own = []
-        for number, messages in _read(config.probes) if config.probes else ():
+        for number, messages in _read(file) if file else ():
             try:
                 own.append(encode(messages))
             except EngineRefused as error:
-                raise ConfigError(f"--probes {config.probes}, line {number}: {error}") from None
+                raise ConfigError(f"--probes {file}, line {number}: {error}") from None
         return cls(
             [*shipped(EVERYDAY), *own], shipped(UNRELATED), tokenizer.decode, tokenizer.eos_ids
         )

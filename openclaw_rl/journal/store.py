@@ -134,6 +134,17 @@ class Journal(Database):
         sql = f"SELECT turn_id FROM turns WHERE {retention.NAMED} ORDER BY seq"
         return [row[0] for row in self._rows(sql, (session_id, owner, before))]
 
+    def first_prompts(self, limit: int, max_tokens: int) -> list[list[int]]:
+        """The prompt ids with which the newest sessions began, each once: of main turns that were
+        served, offered no tools and are not longer than `max_tokens`."""
+        rows = self._rows(
+            "SELECT p.prompt_tail FROM turns t JOIN payloads p USING (seq) WHERE kind = 'main' "
+            "AND parent_id IS NULL AND off_policy = 0 AND prompt_len <= ? AND tools_id IS NULL "
+            "GROUP BY p.prompt_tail ORDER BY max(t.seq) DESC LIMIT ?",
+            (max_tokens, limit),
+        )
+        return [turns.unpack_ints(blob) for (blob,) in rows]
+
     def sessions(self, limit: int) -> list[tuple[str, str, float, dict[str, int]]]:
         """The sessions that were used last: id, owner, when their newest turn was made, and how
         many turns are in which state."""

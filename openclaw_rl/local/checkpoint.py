@@ -1,9 +1,10 @@
 """Checkpoints: an ordinary PEFT adapter folder, the optimiser, and `state.json`.
 
 Guarantees: a checkpoint is either there whole or not there (written beside, synced, renamed);
-the newest one that can be read is found; only the last few are kept; one of another base model or
-another shape of adapter is refused. `state.json` names the weight version and the rollout that made
-it (after a crash that decides what was trained), and the fingerprint of what it belongs to.
+the newest one that can be read is found; the last few are kept, and the best one; one of another
+base model or another shape of adapter is refused. `state.json` names the weight version and the
+rollout that made it (after a crash that decides what was trained), and the fingerprint of what it
+belongs to.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,11 +50,14 @@ def fingerprint_of(model: str | Path, lora_rank: int, lora_alpha: float) -> Fing
 @dataclass(frozen=True, slots=True)
 class TrainState:
     """`version` is the weight version saved, `rollout_id` the last rollout trained into it,
-    `dropped` the turns of that rollout that were left out, by reason."""
+    `dropped` the turns of that rollout that were left out, by reason; `restored` the version whose
+    weights it has again, `figures` what its probes measured."""
 
     version: int = 0
     rollout_id: int = -1
     dropped: dict[str, list[str]] = field(default_factory=dict)
+    restored: int | None = None
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,15 @@ class Checkpoints:
         """Raise `ConfigError` where the newest one belongs to another model. Loads no weights."""
         next(self._readable(), None)
 
-    def save(self, state: TrainState, model: Any, optimizer: torch.optim.Optimizer) -> Path:
-        """Write a checkpoint, make it durable, drop the oldest; returns its folder."""
+    def save(
+        self,
+        state: TrainState,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        best: int | None = None,
+    ) -> Path:
+        """Write a checkpoint, make it durable, drop the oldest but not the version `best`; returns
+        its folder."""
         import torch
 
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,7 +101,8 @@ class Checkpoints:
         partial.rename(final)
         _sync(self.root)
         for old in folders(self.root)[max(1, self.keep) :]:
-            shutil.rmtree(old, ignore_errors=True)
+            if best is None or old.name != name_of(best):
+                shutil.rmtree(old, ignore_errors=True)
         return final
 
     def load_newest(self, model: Any, optimizer: torch.optim.Optimizer) -> TrainState | None:
@@ -100,11 +112,25 @@ class Checkpoints:
         Raises `ConfigError` where a readable one belongs to another model: silently starting afresh
         would throw away what was learnt.
         """
+        return self._load(self._readable(), model, optimizer)
+
+    def load(self, version: int, model: Any, optimizer: torch.optim.Optimizer) -> TrainState | None:
+        """As `load_newest`, of one version; None where it was not kept, or cannot be read."""
+        kept = ((folder, state) for folder, state in self._readable() if state.version == version)
+        return self._load(kept, model, optimizer)
+
+    def _load(
+        self,
+        found: Iterable[tuple[Path, TrainState]],
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+    ) -> TrainState | None:
+        """Load the first one that can be read whole."""
         import torch
         from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 
-        for folder, state in self._readable():
+        for folder, state in found:
             try:
                 weights = load_file(str(folder / ADAPTER))
                 moments = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
@@ -125,7 +151,10 @@ class Checkpoints:
             try:
                 body = json.loads((folder / STATE).read_text(encoding="utf-8"))
                 found = body.pop("fingerprint", {})
-                state = TrainState(body["version"], body["rollout_id"], body["dropped"])
+                state = TrainState(
+                    body["version"], body["rollout_id"], body["dropped"],
+                    body.get("restored"), body.get("figures", {}),
+                )  # fmt: skip
             except (OSError, ValueError, LookupError, AttributeError):
                 _unreadable(folder)
                 continue

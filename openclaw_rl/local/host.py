@@ -25,7 +25,9 @@ from typing import Protocol
 
 import torch
 
+from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.errors import ConfigError, EngineError, OpenClawRLError
+from openclaw_rl.guards import Probes
 from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import trainer_lock
 from openclaw_rl.local.cache import round_up
@@ -88,6 +90,9 @@ class Host:
         fingerprint = fingerprint_of(args.hf_checkpoint, lora.rank, lora.alpha)
         checkpoints = Checkpoints(Path(args.save).expanduser(), fingerprint, args.keep_checkpoints)
         checkpoints.check()
+        probes = None
+        if args.guards:
+            probes = Probes.load(args.probes or "", ChatTokenizer.load(args.hf_checkpoint))
         self.journal = Journal.open(args.journal_path)
         self.journal.bind(fingerprint)
         began = time.monotonic()
@@ -107,6 +112,7 @@ class Host:
             checkpoints,
             self.serving.publish,
             self.serving.give_way,
+            probes,
         )
         log.info("[host] %s loaded in %.1f s (%s, %s)", type(self.loaded.model).__name__,
                  time.monotonic() - began, self.loaded.dtype, device)  # fmt: skip

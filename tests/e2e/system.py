@@ -48,6 +48,8 @@ class System:
             str(self.engine_port),
             "--custom-rm-path",
             "openclaw_rl.rewards.feedback.custom_rm",
+            "--guards",  # what a random model says to the probes means nothing
+            "off",
             *flags,
         ]
 

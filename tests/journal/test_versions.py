@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from openclaw_rl.journal import Journal, Version
+from tests.journal.build import chain, record
 
 
 def test_versions_come_back_newest_first_also_where_a_number_comes_twice(tmp_path: Path):
@@ -39,3 +40,26 @@ def test_a_request_stands_until_it_is_answered(tmp_path: Path):
         journal.answered("rollback", "5")
         other.answered("pause", journal.asked()["pause"])
         assert journal.asked() == {}
+
+
+def test_first_prompts_are_those_that_served_sessions_began_with(tmp_path: Path):
+    with Journal.open(tmp_path / "j.db") as journal:
+        first, second = chain(2)
+        journal.record_turn(first)
+        journal.record_turn(second)
+        for n, given in enumerate(
+            (
+                {"prompt_ids": [1, 2]},
+                {"prompt_ids": [3, 4]},
+                {"prompt_ids": [1, 2]},  # again: it is the newest now, and comes once
+                {"prompt_ids": [5] * 9},
+                {"prompt_ids": [6], "tools": ({"type": "function"},)},
+                {"prompt_ids": [7], "kind": "side"},
+                {"prompt_ids": [8], "off_policy": True, "output_logprobs": (),
+                 "output_versions": ()},
+            )
+        ):  # fmt: skip
+            journal.record_turn(record(f"t{n}", session_id=f"one{n}", **given))
+        expected = [[1, 2], [3, 4], list(first.prompt_ids)]
+        assert journal.first_prompts(9, 8) == expected
+        assert journal.first_prompts(1, 8) == expected[:1]

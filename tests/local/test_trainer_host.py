@@ -49,6 +49,7 @@ def arguments(model_dir: Path, tmp_path: Path, **changes: Any) -> Namespace:
         "rollout_poll_seconds": 0.01, "rollout_temperature": 1.0, "lora_rank": 4,
         "engine_threads": 1, "engine_port": 0, "train_threads": 1, "kv_tokens": 4096,
         "custom_loss_function_path": "openclaw_rl.losses.combined_loss",
+        "guards": False,  # what a random model says to the probes means nothing
     }  # fmt: skip
     return Namespace(**(vars(hook_args(Config())) | fields | changes))
 

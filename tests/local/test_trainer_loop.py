@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from openclaw_rl.errors import HookError, JournalError
+from openclaw_rl.guards import Probes
 from openclaw_rl.local import checkpoint, trainer
 from openclaw_rl.local.checkpoint import Checkpoints
 from openclaw_rl.local.trainer import Trainer
@@ -55,12 +56,14 @@ def world(turn_count: int = 8, per_batch: int = 2) -> tuple[Books, Any]:
     return books, rollout
 
 
-def make(tmp_path: Any, books: Books, rollout: Any, **changes: Any) -> Any:
+def make(
+    tmp_path: Any, books: Books, rollout: Any, probes: Probes | None = None, **changes: Any
+) -> Any:
     args = train_args(tmp_path, max_logprob_diff=100.0, stop_event=threading.Event(), **changes)
     published: list[tuple[int, dict[str, torch.Tensor]]] = []
     made = Trainer(
         args, peft_model(dtype=torch.float32), books, Checkpoints(Path(args.save), {}, 4),
-        lambda v, w: published.append((v, w)),
+        lambda v, w: published.append((v, w)), probes=probes,
     )  # fmt: skip
     made.rollout = rollout
     made.published = published

@@ -9,6 +9,7 @@ import torch
 
 from openclaw_rl.config import Config, TrainConfig, hook_args
 from openclaw_rl.hooks import Sample
+from openclaw_rl.journal import Version
 from openclaw_rl.types import TopK
 
 VOCAB = 61
@@ -138,6 +139,8 @@ class Books:
         self.dropped: dict[str, list[str]] = {}
         self.counters: dict[str, int] = {}
         self.published: dict[str, dict[str, Any]] = {}
+        self.made: list[Version] = []
+        self.requests: dict[str, str] = {}
 
     def publish(self, role: str, url: str, info: Any, now: float) -> None:
         self.published[role] = dict(info)
@@ -171,3 +174,22 @@ class Books:
 
     def count(self, name: str, n: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + n
+
+    def record_version(self, v: Version) -> None:
+        self.made.insert(0, v)
+
+    def versions(self, limit: int = 100) -> list[Version]:
+        return self.made[:limit]
+
+    def ask(self, name: str, value: str, now: float) -> None:
+        self.requests[name] = value
+
+    def asked(self) -> dict[str, str]:
+        return dict(self.requests)
+
+    def answered(self, name: str, value: str) -> None:
+        if self.requests.get(name) == value:
+            del self.requests[name]
+
+    def first_prompts(self, limit: int, max_tokens: int) -> list[list[int]]:
+        return []
