@@ -108,8 +108,8 @@ class Models:
         None where nothing holds for every reply. Raises `EngineError`."""
         said = [{"role": "user", "content": text} for text in reversed(corrections)]
         reply = {"role": "assistant", "content": "(replies to several questions)"}
-        about = Sample(metadata={"messages": [], "reply": reply, "next_state": said})
-        rules = accepted_hints(await self._votes("judge", about, RULE, 1), 0)
+        as_turn = Sample(metadata={"messages": [], "reply": reply, "next_state": said})
+        rules = accepted_hints(await self._votes("judge", as_turn, RULE, 1), 0)
         return rules[0] if rules else None
 
     async def prompt(

@@ -1,9 +1,10 @@
 """One rollout's data into optimiser steps, through the loss and advantage hooks.
 
-    rollout       samples (segments of turns): tokens [T_i], values of their responses [R_i]
-    step          the turns of one update
-    micro-batch   the samples [B] that some of these turns are in: hidden states [B, L, H]
-    loss call     turns of a micro-batch, of one temperature: logits [1, N, V], a few rows
+    learn         a rollout: samples (segments), tokens [T_i], values of their responses [R_i]
+    _step         the turns of one update
+    _hidden       a micro-batch: the samples [B] that some of these turns are in, states [B, L, H]
+    _loss_calls   turns of a micro-batch, of one temperature: logits [1, N, V], a few rows
+    _loss         one call of the loss hook; its gradient is gathered at the states
 
 Guarantees: a step is taken whole or not at all (what is beyond a limit leaves weights and optimiser
 as they were, and is reported); the loss of a step is the mean over its turns, whatever the

@@ -63,13 +63,12 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Any]) -> dict[str
         scales = list(_token_scales(flat, data, getattr(args, "global_batch_size", None)))
     signals = []
     for i, length in enumerate(data["response_lengths"]):
-        own = SampleSignals(torch.zeros(length), torch.zeros(length))
+        optional: list[Tensor | None] = [None]
         if teachers is not None:
-            own = own._replace(teacher_log_probs=torch.tensor(teachers[i] or [math.nan] * length))
+            optional = [torch.tensor(teachers[i] or [math.nan] * length)]
         if topks is not None and (topk := topks[i]) is not None:
-            ids, log_probs = torch.tensor(topk.ids, dtype=torch.long), torch.tensor(topk.log_probs)
-            own = own._replace(topk_ids=ids, topk_log_probs=log_probs)
-        signals.append(own)
+            optional += torch.tensor(topk.ids, dtype=torch.long), torch.tensor(topk.log_probs)
+        signals.append(SampleSignals(torch.zeros(length), torch.zeros(length), *optional))
     for turn in turns:
         i, here = turn.sample, slice(turn.start, turn.end)
         alone = data["rollout_mask_sums"][i] / turn.tokens

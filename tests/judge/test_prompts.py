@@ -27,6 +27,7 @@ EVIL = (
 
 
 def sample(next_text: str = "ok", reply: str = "Rome.", question: str = "Capital?") -> Sample:
+    """One turn and what followed it."""
     system = {"role": "system", "content": "SECRET SYSTEM"}
     return Sample(
         metadata={

@@ -49,6 +49,7 @@ def vote(verdict: int, hint: str | None = None) -> str:
 
 
 def sample(next_text: str = "In metric units, please.", **metadata: Any) -> Sample:
+    """One turn and what followed it."""
     return Sample(
         tokens=[1, 2, 3, *OUTPUT],
         response_length=len(OUTPUT),
