@@ -397,8 +397,7 @@ async def _metrics(request: web.Request) -> web.Response:
     gauges = {
         "inflight": gateway.inflight.now,
         "waiting_for_engine": len(gateway.waiting),
-        "recent_turns": gateway.prompts.recent_turns,
-        "recent_bytes": gateway.prompts.recent_bytes,
+        **gateway.prompts.gauges,
         **await asyncio.to_thread(training_gauges, gateway.config.journal_path),
     }
     text = gateway.metrics.text(gauges, await gateway.counts(), await gateway.trainer())

@@ -168,7 +168,7 @@ class Gateway:
             parser=self.reply_format.parser(
                 request.tools, in_reasoning=opens_reasoning(prompt.text)
             ),
-            top_k=self.config.train.opd_top_k,
+            top_k=self.config.train.opd_top_k if placement.turn.kind == "main" else 0,
             started=started,
         )
         self.metrics.prepare.observe(time.perf_counter() - started)

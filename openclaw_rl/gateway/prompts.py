@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from cachetools import LRUCache
@@ -59,14 +58,9 @@ class Prompts:
         self._recent: LRUCache[str, Recent] = LRUCache(RECENT_BYTES, _bytes)
 
     @property
-    def recent_turns(self) -> int:
-        """Turns that are in memory."""
-        return len(self._recent)
-
-    @property
-    def recent_bytes(self) -> float:
-        """About what they take there."""
-        return self._recent.currsize
+    def gauges(self) -> dict[str, float]:
+        """How many turns are in memory, and about what they take there."""
+        return {"recent_turns": len(self._recent), "recent_bytes": self._recent.currsize}
 
     async def build(
         self, placement: Placement, request: ChatRequest, size: int, limit: int | None = None
@@ -83,15 +77,11 @@ class Prompts:
         def meaning(reply: str, prompt: str) -> Any:
             return self._format.meaning(reply, request.tools, in_reasoning=opens_reasoning(prompt))
 
-        work = partial(
-            self._tokenizer.prompt,
-            tuple(messages),
-            request.tools,
-            request.template_kwargs,
-            parent,
-            meaning,
-            limit,
-        )
+        def work() -> Prompt:
+            return self._tokenizer.prompt(
+                tuple(messages), request.tools, request.template_kwargs, parent, meaning, limit
+            )
+
         if size <= (INLINE_NEW_CHARS if parent is None else INLINE_CHARS):
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -105,8 +105,6 @@ class OpenTurn:
     def __post_init__(self) -> None:
         self.text = self.tokenizer.stream()
         self.stops = StopCut(_stop_strings(self.sampling))
-        if self.placement.turn.kind != "main":
-            self.top_k = 0  # side turns are never trained
 
     def take(self, delta: Delta) -> Shown:
         """Add what the engine sent; returns what the client may see of it by now."""

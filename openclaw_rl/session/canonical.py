@@ -114,11 +114,9 @@ def read_history(messages: Sequence[Message], before: History | None = None) -> 
     request, is taken from there; the result is the same without."""
     steps = [] if before is None else list(before.steps[: _shared(before.messages, messages)])
     steps += _read_on(messages, steps)
-    marks = [step for step in steps if step.trace is Trace.NORMAL]
+    marks = [step for step in steps if step.empty]
     fresh = [step for step in steps if step.digest]
-    system = [
-        _understand(messages[step.end - 1])[1] for step in steps if step.trace is Trace.SYSTEM
-    ]
+    system = [_understand(one)[1] for one in messages if one.get("role") in SYSTEM_ROLES]
     system_hash = _hash("\0".join(system))[:16]
     chain = marks[-1].empty if marks else f"{_START}."
     return History(
@@ -145,7 +143,7 @@ def _shared(old: Sequence[Message], new: Sequence[Message]) -> int:
 
 def _read_on(messages: Sequence[Message], before: Sequence[Step]) -> list[Step]:
     """The steps of the messages behind those of the steps `before`."""
-    marked = [step for step in before if step.trace is Trace.NORMAL]
+    marked = [step for step in before if step.empty]
     count = len(marked)
     first = marked[0].digest if marked else ""
     chain = marked[-1].empty[:-1] if marked else _START

@@ -16,7 +16,7 @@ Pure: no I/O, no clock (the caller passes `now`). Not thread-safe; one event loo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -122,15 +122,14 @@ class Tracker:
         parent, mark = self._parent(view, history, named)
         identity = named or (Identity(parent.session_id, "history") if parent else None)
         kind, reason = self._kind(view, identity, parent)
-        repeated = None
-        if kind == "main":
-            repeated = self._repeated(view, history, identity, parent, now)
+        main = kind == "main"
+        repeated = self._repeated(view, history, identity, parent, now) if main else None
         if identity is None and repeated is not None:
             identity = Identity(repeated.session_id, "history")
         if identity is None:
             identity = self._new_session(view.owner, history.request_hash, now)
         next_state, superseded = None, [repeated] if repeated is not None else []
-        if parent is not None and kind == parent.kind == "main" and _waits(parent):
+        if parent is not None and main and parent.kind == "main" and _waits(parent):
             next_state = _next_state(history, mark)
         if parent is not None and next_state is not None:
             superseded += filter(_waits, self._tree.duplicates(parent))
@@ -225,16 +224,15 @@ class Tracker:
         if reply is None or session_id is None or (mark is not None and mark.end >= reply.end):
             return exact, mark
         alike = self._tree.by_similarity(view.owner, session_id, reply.node)
-        reworded = _choose(alike, history.system_hash, frozenset())
+        reworded = _choose(alike, history.system_hash)
         return (reworded, None) if reworded else (exact, mark)
 
     def _exact_parent(
         self, view: RequestView, history: History, session_id: str | None
     ) -> tuple[Turn | None, Step | None]:
-        prefer: frozenset[str] = frozenset()
-        if _says_retry(view.headers):
-            same = self._tree.by_request(view.owner, history.request_hash)
-            prefer = frozenset(turn.parent_id for turn in same if turn.parent_id is not None)
+        retry = _says_retry(view.headers)
+        same = self._tree.by_request(view.owner, history.request_hash) if retry else ()
+        prefer = {turn.parent_id for turn in same}
         first_reply = next((m.end for m in history.marks if m.node), None)
         for mark in reversed(history.marks):
             # A turn without a visible reply has the hash of its own request: without anything
@@ -342,7 +340,9 @@ class Tracker:
         return same[0] if len(same) == 1 else None
 
 
-def _choose(turns: Iterable[Turn], system_hash: str, prefer: frozenset[str]) -> Turn | None:
+def _choose(
+    turns: Iterable[Turn], system_hash: str, prefer: Collection[str | None] = ()
+) -> Turn | None:
     """Among turns with one history: the oldest that still waits for its next state."""
     return min(
         turns,

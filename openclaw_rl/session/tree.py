@@ -20,8 +20,6 @@ class Tree:
     """Heads of turns, under a bound."""
 
     def __init__(self, max_turns: int) -> None:
-        if max_turns < 1:
-            raise ValueError("max_turns must be at least 1")
         self.max_turns = max_turns
         self._turns: dict[str, Turn] = {}
         self._sessions: OrderedDict[tuple[str, str], dict[str, Turn]] = OrderedDict()
