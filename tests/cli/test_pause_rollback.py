@@ -137,4 +137,4 @@ def test_status_warns_where_nothing_that_is_learnt_is_served(data, capsys, refus
     record(data, *[Version(version=6, state="refused")] * 4, Version(version=6, state="served"))
     record(data, *[Version(version=7, state="refused", reason="harm")] * refused)
     said = run(data, capsys, "status")
-    assert ("the last 3 versions were refused" in said) == told
+    assert ("versions were refused" in said) == told
