@@ -339,7 +339,7 @@ class TrainConfig(_Section):
 
 
 class GuardsConfig(_Section):
-    """What decides whether a new version is served (embedded host). A limit of 0 is none."""
+    """What decides whether a version is served (slime: whether training goes on). Limit 0: none."""
 
     enabled: bool = _setting(True, flag="--guards")
     """probe every version before it is served, and refuse it where it is worse than the limits"""
@@ -348,6 +348,8 @@ class GuardsConfig(_Section):
     messages"""
     probe_tokens: PositiveInt = 64
     """longest reply to a probe"""
+    every: PositiveInt = _setting(1, flag="--probe-every")
+    """on slime, which serves versions before they are probed: probe one in so many"""
     # 0.3 to 0.55 where SmolLM2-135M learnt fast and well; TT-OPD: 0.7 to 1.15 diverging, above 1.5
     # collapsed.
     max_kl: NonNegativeFloat = 1.0

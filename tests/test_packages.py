@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "rollout": {"journal", "session"},
     "replay": {"wire", "session", "journal", "engine", "openclaw"},
     "losses": set(),
-    "slime": {"engine", "journal", "rollout", "losses"},
+    "slime": {"engine", "journal", "rollout", "losses", "guards"},
     "guards": {"engine", "journal"},
     "local": {"journal", "engine", "judge", "rollout", "losses", "guards"},
     "openclaw": set(),

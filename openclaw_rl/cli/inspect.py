@@ -46,7 +46,8 @@ def run(config: Config, options: argparse.Namespace) -> int:
             if not found:
                 raise ConfigError(f"inspect: the journal has no version {options.version}")
             for one in reversed(found):
-                print(f"{_when(one.created)}  {version_line(one)} · rollout {one.rollout}")
+                words = version_line(one, all_figures=True)
+                print(f"{_when(one.created)}  {words} · rollout {one.rollout}")
             return 0
         if options.id is None:
             for session_id, owner, last, states in journal.sessions(options.limit):

@@ -26,6 +26,8 @@ _MANY = 20
 _IN_A_ROW = 3
 """Refused versions from which on chance is no explanation."""
 
+_MAIN_FIGURES = ("kl", "harm", "repetition", "similarity", "length")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that are no settings."""
@@ -175,9 +177,13 @@ def render_status(status: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def version_line(version: Version) -> str:
+def version_line(version: Version, *, all_figures: bool = False) -> str:
     """What became of a version, and what the probes measured."""
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in version.figures.items())
+    figures = ", ".join(
+        f"{name} {value:.3g}"
+        for name, value in version.figures.items()
+        if all_figures or name in _MAIN_FIGURES
+    )
     parts = (
         f"{version.state:8} version {version.version}",
         "" if version.restored is None else f"restored from {version.restored}",

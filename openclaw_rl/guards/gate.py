@@ -17,8 +17,8 @@ from openclaw_rl.guards.probes import Probes
 from openclaw_rl.journal import Journal, Version
 
 Figures = Mapping[str, float]
-"""kl, harm, logprob (nats a token); empty, cut, repetition, similarity, sound (shares); length
-(tokens)."""
+"""kl, harm, logprob (nats a token; only where the base can be asked); empty, cut, repetition,
+similarity, sound (shares); length (tokens)."""
 
 Limits = Namespace | GuardsConfig
 """What has the settings of `[guards]`: `hook_args`, or the section itself."""
@@ -43,7 +43,19 @@ class Prober(Protocol):
 
 
 class Guard:
-    def __init__(self, limits: Limits, journal: Journal, probes: Probes, prober: Prober) -> None:
+    """`has_base` False: the prober cannot ask the base. Then only the replies' texts are measured,
+    and the best version so far stands for the base."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        journal: Journal,
+        probes: Probes,
+        prober: Prober,
+        *,
+        has_base: bool = True,
+    ) -> None:
+        self.has_base = has_base
         self.limits, self.journal, self.probes, self.prober = limits, journal, probes, prober
         self._base: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
 
@@ -51,6 +63,11 @@ class Guard:
         """Ask the candidate; why it must not be served ("": it may be), and what was measured."""
         recent = self.journal.first_prompts(RECENT, RECENT_TOKENS)
         asked, unrelated = [*self.probes.questions, *recent], self.probes.unrelated
+        best = best_of(self.journal.versions(1000))
+        if not self.has_base:
+            figures = self._of(self.prober.reply(asked, self.limits.probe_tokens))
+            before = best.figures if best else figures
+            return refusal(figures, before, before, self.limits), figures
         self._ask_base([*asked, *unrelated])
         base, base_scores = zip(*(self._base[tuple(prompt)] for prompt in asked), strict=True)
         kept, kept_before = zip(*(self._base[tuple(prompt)] for prompt in unrelated), strict=True)
@@ -68,7 +85,6 @@ class Guard:
             "harm": mean(kept_now) - mean(kept_before),
         }
         of_base = {**self._of(base), "logprob": mean(base_scores)}
-        best = best_of(self.journal.versions(1000))
         return refusal(figures, of_base, best.figures if best else None, self.limits), figures
 
     def _ask_base(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -95,12 +111,11 @@ class Guard:
 def refusal(found: Figures, base: Figures, best: Figures | None, limits: Limits) -> str:
     """Why a candidate must not be served, "" where it may be: what is beyond its limit, from the
     figures of the candidate, the base, and the best version so far."""
-    beyond = {
-        "kl": found["kl"],
-        "harm": -found["harm"],
-        "drift": base["logprob"] - found["logprob"],
-        "fall": best["sound"] - found["sound"] if best else 0.0,
-    }
+    beyond = {}
+    if "kl" in found:
+        beyond["kl"], beyond["harm"] = found["kl"], -found["harm"]
+        beyond["drift"] = base["logprob"] - found["logprob"]
+    beyond["fall"] = best["sound"] - found["sound"] if best else 0.0
     for name in ("empty", "cut", "repetition", "similarity"):
         beyond[name] = found[name] - base[name]
     return ", ".join(

@@ -50,20 +50,25 @@ SECRET = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 """Ends of the names of those that are never shown."""
 
 USED = (
-    *("model.path", "data.path", "data.replay", "rollout.", "gateway.", "judge.", "slime."),
-    *("train.method", "train.w_rl", "train.w_opd", "train.opd_"),
+    *("model.path", "data.path", "data.replay", "rollout.", "gateway.", "judge.", "guards."),
+    *("slime.", "train.method", "train.w_rl", "train.w_opd", "train.opd_"),
 )
 """Settings that a launch reads (names, and beginnings of names). The rest are slime's own flags."""
 
 _FLAGS = ("rollout.batch_size", "rollout.function_path")
 """Of these, what slime's flags of the same names say, beside `FROM_SLIME`."""
 
+_OF_OUR_TRAINER = "guards.max_batch_"
+"""Of these, the beginning of what only the trainer of the local host looks at."""
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_used(setting: Setting) -> bool:
     """Whether a launch reads a setting."""
-    return setting.key.startswith(USED) and setting.key not in (*FROM_SLIME, *_FLAGS)
+    key = setting.key
+    ours = key.startswith(USED) and not key.startswith(_OF_OUR_TRAINER)
+    return ours and key not in (*FROM_SLIME, *_FLAGS)
 
 
 @dataclass(frozen=True)
@@ -316,16 +321,27 @@ def _hook_settings(config: Config, layout: Layout, data: Path) -> dict[str, Any]
     """`--custom-config-path`: what hooks read from slime's `args`. Keys are not among it: slime
     logs its arguments."""
     args = hook_args(config)
-    used = [setting.attribute for setting in settings("rollout", "train") if is_used(setting)]
+    sections = settings("rollout", "train", "guards")
+    used = [setting.attribute for setting in sections if is_used(setting)]
     values = {
         "journal_path": str(data / "journal.db"),
         "openclaw_rl_config": str(data / "slime" / "openclaw_rl.toml"),
         **{name: getattr(args, name) for name in used},
+        "probes": _probes(config.guards.probes),
         **{f"{role}_engine": layout.engine_of(role) for role in ("prm", "judge", "teacher")},
     }
     if config.slime.teacher == "policy":
         values["teacher_engine"] = POLICY
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _probes(name: str) -> str | None:
+    """The file of the user's own probes, as the job finds it. Raises `ConfigError`."""
+    if not name:
+        return None
+    if not Path(name).expanduser().is_file():
+        raise ConfigError(f"--probes: no such file: {name}")
+    return str(Path(name).expanduser().resolve())
 
 
 def _python_path(environ: Mapping[str, str], folders: Sequence[Path]) -> str:

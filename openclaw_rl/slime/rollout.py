@@ -26,6 +26,7 @@ from openclaw_rl.journal import Journal
 from openclaw_rl.journal.lock import trainer_lock
 from openclaw_rl.rollout import wait_for_batch
 from openclaw_rl.rollout.train_data import flatten
+from openclaw_rl.slime.probes import PublishedVersions, base_of
 from openclaw_rl.slime.samples import Shape, fill, is_filler, slimes_output
 from openclaw_rl.slime.services import Services, addresses, model_info
 
@@ -75,6 +76,7 @@ class Run:
         self.lock = trainer_lock(path)
         self.journal = Journal.open(path)
         self.journal.bind({"base": model_fingerprint(Path(args.hf_checkpoint))})
+        self.versions = PublishedVersions(args, self.journal)
         self.start: tuple[int, str | None] | None = None
         """The first rollout of the run and the version that was served then."""
 
@@ -92,9 +94,14 @@ class Run:
         return run
 
     def begin(self, rollout_id: int) -> None:
-        """Publish where the engines are, see to gateway and judge, settle leases."""
-        version = self._publish()
+        """Publish where the engines are, see to gateway and judge, settle leases, probe a version
+        that is newly served."""
+        places = self._publish()
         self.services.ensure()
+        policy, info = places["policy"]
+        version = None if info.get("weight_version") is None else str(info["weight_version"])
+        if version is None:
+            log.warning("[slime] the policy's router names no weight version: turns stay leased")
         if self.start is None:
             self.start = (rollout_id, version)
             through = rollout_id - 1  # what the loaded checkpoint holds
@@ -108,6 +115,8 @@ class Run:
         for leased in self.journal.leases(HOST):
             if leased <= through:
                 self.journal.mark_trained(leased, HOST, version or "")
+        learnt = trained_through(self.start, version, None)
+        self.versions.probe(version, learnt, policy, base_of(places))
 
     def view(self, args: Any) -> Namespace:
         """`args` as the rollout package reads them."""
@@ -127,9 +136,9 @@ class Run:
         self.journal.close()
         self.lock.close()
 
-    def _publish(self) -> str | None:
-        """Engines' addresses and what they say of themselves; the policy's version."""
-        version = None
+    def _publish(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Publish where the engines are; each one's address and what it says of itself, by role."""
+        places: dict[str, tuple[str, dict[str, Any]]] = {}
         context = getattr(self.args, "sglang_context_length", None)
         for role, url in addresses(self.args).items():
             info = model_info(url)
@@ -139,11 +148,8 @@ class Run:
             if context:
                 known["context_length"] = int(context)
             self.journal.publish(role, url, {"engine": "sglang", **known}, time.time())
-            if role == "policy" and "weight_version" in known:
-                version = str(known["weight_version"])
-        if version is None:
-            log.warning("[slime] the policy's router names no weight version: turns stay leased")
-        return version
+            places[role] = url, known
+        return places
 
 
 def check(args: Any) -> None:

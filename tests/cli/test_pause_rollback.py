@@ -88,7 +88,7 @@ def test_rollback_lists_versions_and_which_can_be_served_again(data, capsys):
     keep(data, 6)
     record(
         data,
-        Version(version=5, state="served", figures={"kl": 0.01234}),
+        Version(version=5, state="served", figures={"kl": 0.01234, "sound": 1}),
         Version(version=6, state="served"),
         Version(version=7, state="refused", reason="repetition 0.8 above 0.3"),
         Version(version=7, state="served", reason="rollback", restored=5),
@@ -106,11 +106,11 @@ def test_inspect_shows_all_that_a_version_number_was_given_to(data, capsys):
         data,
         Version(version=6, state="served"),
         Version(version=7, state="refused", reason="empty 1 above 0.2", rollout=8),
-        Version(version=7, state="served", rollout=9, figures={"length": 31.5}),
+        Version(version=7, state="served", rollout=9, figures={"sound": 0.75, "length": 31.5}),
     )
     first, second = run(data, capsys, "inspect", "--version", "7").splitlines()
     assert first.endswith("refused  version 7 · empty 1 above 0.2 · rollout 8")
-    assert second.endswith("served   version 7 · length 31.5 · rollout 9")
+    assert second.endswith("served   version 7 · sound 0.75, length 31.5 · rollout 9")
     assert "no version 9" in run(data, capsys, "inspect", "--version", "9", status=2)
 
 

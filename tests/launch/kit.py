@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,11 @@ class Place:
             "MEGATRON_DIR": str(self.folder / "Megatron-LM"),
         }
 
-    def plan(self, *flags: str, **environ: str) -> Plan:
-        """The plan of `flags` under these variables; an empty one is taken out."""
+    def plan(self, *flags: str, settings: Mapping[str, str] | None = None, **environ: str) -> Plan:
+        """The plan of `flags` under these settings and variables; an empty variable is taken
+        out."""
         given = {name: value for name, value in {**self.environ, **environ}.items() if value}
-        config = load_config({}, given)
+        config = load_config(settings or {}, given)
         return make_plan(config, flags or FLAGS, given, python="python3")
 
     def run(self, method: str, *flags: str, cwd: Path | None = None, **environ: str):

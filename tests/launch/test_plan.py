@@ -162,6 +162,17 @@ def test_services_understand_what_the_hooks_are_told(place):
     assert (found.judge.prm_m, found.train.w_opd, found.train.opd_top_k) == (5, 0.5, 4)
 
 
+def test_the_jobs_guards_are_those_that_the_launch_was_given(place, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    (place.folder / "mine.txt").write_text("What is new?\n")
+    plan = place.plan(settings={"guards.max_kl": "2", "guards.probes": "./mine.txt"})
+    told = hooks(plan)
+    assert (told["guards"], told["max_kl"], told["probe_every"]) == (True, 2.0, 1)
+    assert told["probes"] == str(place.folder / "mine.txt")
+    with pytest.raises(ConfigError, match=r"--probes: no such file: \./other\.txt"):
+        place.plan(settings={"guards.probes": "./other.txt"})
+
+
 def test_a_teacher_must_speak_the_policys_tokens(place):
     same = model_folder(place.folder / "same", CONFIGS["qwen3-14B"], {"a": 0, "b": 1, "more": 2})
     assert engines(place.plan(TEACHER=str(same)))["teacher"]["model_path"] == str(same)

@@ -52,6 +52,7 @@ def slime_args(journal: Path, turns: int, **given: Any) -> Namespace:
         "sglang_router_port": 1,
         "start_services": [],
         "rollout_poll_seconds": 0.01,
+        "guards": False,
         "save": None,
         "save_interval": None,
     }
@@ -88,6 +89,16 @@ class Router:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def until(there: Callable[[], object]) -> None:
+    """For what other processes and threads do, which nobody tells us."""
+    pause = threading.Event()
+    for _ in range(600):
+        if there():
+            return
+        pause.wait(0.1)
+    raise AssertionError("it never happened")
 
 
 def conversations(seed: int, sessions: int = 3, length: int = 6) -> list[tuple[Turn, dict]]:

@@ -146,6 +146,9 @@ async def test_case_33_conversations_go_on_and_every_turn_is_learnt_once(tmp_pat
         assert outcomes.balanced()
         assert outcomes.trained >= BATCH * (saved - 1)  # two rollouts may be under way
         assert all(journal.turn(turn) is not None for turn in talkers.acknowledged)
+        probed = [one.version for one in journal.versions()]
+        assert probed == sorted(set(probed), reverse=True)
+        assert len(probed) >= UPDATES
 
     # As the next run would begin, which has loaded the last checkpoint.
     with Router() as router:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import threading
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from openclaw_rl.slime.rollout import Run
 from openclaw_rl.slime.services import Services, ask, services_config
 from tests.e2e.system import free_port
 from tests.fakes.model import tiny_tokenizer
-from tests.slime.kit import Router, slime_args
+from tests.slime.kit import Router, slime_args, until
 
 
 def arguments(tmp_path: Path, **given) -> Namespace:
@@ -88,16 +86,6 @@ def test_case_33_services_that_die_while_a_batch_is_waited_for_come_back(tmp_pat
             until(is_back)
         finally:
             run.close()
-
-
-def until(there: Callable[[], object]) -> None:
-    """For what other processes do, which nobody tells us."""
-    pause = threading.Event()
-    for _ in range(600):
-        if there():
-            return
-        pause.wait(0.1)
-    raise AssertionError("it never happened")
 
 
 @pytest.mark.slow
