@@ -10,8 +10,9 @@ learnt (limits of `learner.py` and `guards`, nothing unmasked) is dropped with i
 and reported. Of a version that the gate refuses nothing remains but its record in the journal:
 weights and optimiser are those of the newest checkpoint again.
 
-Between two batches, and while it waits for one, it does what the journal's requests ask: nothing
-(pause), or serve an earlier version again, as a new one (rollback): versions only grow.
+Between two batches, and while it waits for one, it does what the journal's requests ask: serve an
+earlier version again, as a new one (rollback): versions only grow. A pause is the rollout's, which
+leases nothing then.
 
 Owns the trainer's model; runs in one thread. Knows the engine only as a function that takes
 `(version, adapter state dict)`.
@@ -44,7 +45,6 @@ log = logging.getLogger("openclaw_rl.train")
 
 ATTEMPTS = 3  # of one batch that fails for another reason than a hook (out of memory, ...)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between failures, doubled each time
-POLL = 0.5  # seconds between two looks at the requests while training is paused
 REFUSALS = 3  # versions refused in a row, after which training pauses itself
 SCALES = (1.0, 0.5)
 """Candidates of one step: all of the way from the served weights to the new ones, then half of it
@@ -95,7 +95,6 @@ class Trainer:
         self.state = TrainState()
         self.failed = 0  # how often in a row a batch could not be learnt
         self.refused = 0  # how many versions in a row
-        self.paused = False
 
     def resume(self) -> TrainState:
         """Load the newest checkpoint, settle unfinished leases by it, publish its weights."""
@@ -137,9 +136,7 @@ class Trainer:
                 return
             try:
                 self.settle_leases()  # what a failed attempt left open
-                if self._heed():
-                    self.stop.wait(getattr(self.args, "rollout_poll_seconds", POLL))
-                    continue
+                self._heed()
                 output = self.rollout(self.args, rollout_id, None, evaluation=False)
                 # Older rollout functions of slime return the samples themselves.
                 samples = flatten(getattr(output, "samples", output) or [])
@@ -302,17 +299,11 @@ class Trainer:
         if "rollback" in self.journal.asked():
             raise _Asked
 
-    def _heed(self) -> bool:
-        """Do what is asked of the trainer; whether training is paused."""
-        asked = self.journal.asked()
-        if (wanted := asked.get("rollback")) is not None:
+    def _heed(self) -> None:
+        """Do what is asked of the trainer."""
+        if (wanted := self.journal.asked().get("rollback")) is not None:
             self._roll_back(wanted)
             self.journal.answered("rollback", wanted)
-        if ("pause" in asked) != self.paused:
-            self.paused = not self.paused
-            log.info("[train] training %s", "is paused; serving goes on" if self.paused
-                     else "goes on after a pause")  # fmt: skip
-        return self.paused
 
     def _roll_back(self, wanted: str) -> None:
         """Weights and optimiser of an earlier version, as a new version."""

@@ -118,26 +118,6 @@ def test_three_refusals_in_a_row_pause_training(tmp_path):
     assert books.counters == {"version_refused": 5, "training_paused": 1}
 
 
-def test_nothing_is_learnt_during_a_pause(tmp_path):
-    books, rollout = world(turn_count=2)
-    t = make(tmp_path, books, rollout, rollout_poll_seconds=0.0)
-    t.resume()
-    books.ask("pause", "holiday", 0.0)
-    seen: list[int] = []
-    asked = books.asked
-
-    def look() -> dict[str, str]:
-        seen.append(len(books.ready))
-        if len(seen) == 4:
-            books.answered("pause", "holiday")
-        return asked()
-
-    books.asked = look  # type: ignore[method-assign]
-    t.run()
-    assert seen[:4] == [2, 2, 2, 2]
-    assert sorted(books.trained) == ["t0.0", "t1.0"]
-
-
 def test_a_step_that_changes_no_weight_is_no_version(tmp_path):
     books, rollout = world(turn_count=2)
     t = guarded(tmp_path, books, rollout, lr=0.0)
@@ -352,3 +332,16 @@ def test_a_refused_version_is_never_served(tmp_path_factory, tmp_path):
         after = generate(journal.endpoint("policy"), [1, 2, 3], temperature=0.0)
         assert after["meta_info"]["weight_version"] == "0"
         assert after["output_ids"] == before["output_ids"]
+
+
+def test_nothing_is_learnt_during_a_pause_and_serving_goes_on(tmp_path_factory, tmp_path, caplog):
+    args = arguments(tiny_model(tmp_path_factory.mktemp("model")), tmp_path)
+    with Journal.open(args.journal_path) as journal, caplog.at_level("INFO"):
+        journal.ask("pause", "holiday", 0.0)
+        with Running(args):
+            for n in range(args.rollout_batch_size):
+                play(journal, f"t{n}", [1, 2 + n], 1.0)
+            until(lambda: "training is paused (holiday)" in caplog.text)
+            assert journal.outcomes().ready == args.rollout_batch_size
+            journal.answered("pause", "holiday")
+            until(lambda: journal.outcomes().trained == args.rollout_batch_size)
