@@ -57,7 +57,7 @@ def read_status(config: Config) -> dict[str, Any]:
         )
         judged, mean_reward = journal.judged(_RECENT)
         ready = journal.ready() if outcomes.ready else []
-        paused, versions = journal.asked().get("pause"), journal.versions()
+        asked, versions = journal.asked(), journal.versions()
     # What the rollout waits for; before there was one, what it would wait for.
     waits_for = rollout.info if rollout else config.rollout.model_dump()
     rules = Rules(waits_for["batch_size"], waits_for["session_share"], max_staleness=None)
@@ -73,7 +73,8 @@ def read_status(config: Config) -> dict[str, Any]:
         "mean_reward": mean_reward,
         "batch_size": rules.batch_size,
         "usable": len(choose(ready, rules, None).take),
-        "paused": paused,
+        "paused": asked.get("pause"),
+        "rollback": asked.get("rollback"),
         "last_served": _last(versions, "served"),
         "last_refused": _last(versions, "refused"),
         "refused_in_a_row": len(list(takewhile(lambda one: one.state == "refused", versions))),
@@ -165,6 +166,10 @@ def render_status(status: Mapping[str, Any]) -> str:
     for name in ("last_served", "last_refused"):
         if status[name]:
             lines.append(version_line(Version(**status[name])))
+    if status["rollback"] is not None:
+        lines.append(
+            f"asked    version {status['rollback']} again: the trainer has not done it yet"
+        )
     # By what sessions were recognised, and how many turns are bound to one.
     for source, kinds in status["by_source"].items():
         counts = " + ".join(f"{n} {kind}" for kind, n in kinds.items() if n)

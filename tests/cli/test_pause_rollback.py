@@ -67,6 +67,10 @@ def test_rollback_asks_for_a_version_that_has_a_checkpoint(data, capsys):
     said = run(data, capsys, "rollback", "6")
     assert said.startswith("version 6 is served again as soon as")
     assert asked(data) == {"rollback": "6"}
+    assert "asked    version 6 again" in run(data, capsys, "status")
+    with Journal.open(data / "journal.db") as journal:
+        journal.answered("rollback", "6")
+    assert "asked" not in run(data, capsys, "status")
 
 
 def test_rollback_to_a_version_without_a_checkpoint_names_those_that_are_there(data, capsys):
