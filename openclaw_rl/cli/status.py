@@ -168,7 +168,7 @@ def render_status(status: Mapping[str, Any]) -> str:
             lines.append(version_line(Version(**status[name])))
     if status["rollback"] is not None:
         lines.append(
-            f"asked    version {status['rollback']} again: the trainer has not done it yet"
+            f"asked    version {status['rollback']} again, which is still to be done"
         )
     # By what sessions were recognised, and how many turns are bound to one.
     for source, kinds in status["by_source"].items():
