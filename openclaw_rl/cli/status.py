@@ -167,9 +167,7 @@ def render_status(status: Mapping[str, Any]) -> str:
         if status[name]:
             lines.append(version_line(Version(**status[name])))
     if status["rollback"] is not None:
-        lines.append(
-            f"asked    version {status['rollback']} again, which is still to be done"
-        )
+        lines.append(f"asked    version {status['rollback']} again, which is still to be done")
     # By what sessions were recognised, and how many turns are bound to one.
     for source, kinds in status["by_source"].items():
         counts = " + ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
