@@ -354,7 +354,7 @@ class GuardsConfig(_Section):
     # collapsed.
     max_kl: NonNegativeFloat = 1.0
     """KL to the base on the replies, in nats a token"""
-    # 0.08 to 0.16 in healthy runs.
+    # 0.05 to 0.18 in healthy runs.
     max_harm: NonNegativeFloat = 0.25
     """how much less likely the base's replies to unrelated requests may become, in nats a token"""
     # 0.3 to 0.7 in healthy runs (-1.0 to -1.4 against -0.68).
@@ -367,7 +367,8 @@ class GuardsConfig(_Section):
     # Twice the base's share is the presumed threshold; the base has 0.1 to 0.3.
     max_repetition: NonNegativeFloat = 0.25
     """share of replies that repeat themselves, above the base's"""
-    # Healthy: as the base (0.15). Equal short commands of an agent are no collapse: 0 there.
+    # Healthy: as the base (0.11 to 0.16); 0.36 to 0.44 where a run said sorry to all. Equal short
+    # commands of an agent are no collapse: 0 there.
     max_similarity: NonNegativeFloat = 0.2
     """likeness (ROUGE-L) of replies to different questions, above the base's"""
     max_fall: NonNegativeFloat = 0.25
