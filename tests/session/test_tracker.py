@@ -368,7 +368,7 @@ def test_the_next_state_ends_at_the_next_reply_of_anybody():
     assert (placement.turn.parent_id, placement.next_state) == (t1, None)
 
 
-def test_case_25_known_replies_name_each_turn_of_the_history():
+def test_case_25_served_replies_name_each_turn_of_the_history():
     client = Client()
     _, t1 = client.turn(view(Q, session="s"), A)
     _, t2 = client.turn(view(Q, A, user("x"), session="s"), assistant("<think>a</think>y"))
