@@ -47,7 +47,7 @@ from openclaw_rl.hooks import load_hook
 from openclaw_rl.journal import Journal
 
 QUESTIONS_A_SESSION = 4
-PROBES = 16
+PROBES = 12
 IN_A_ROW = 3
 """Sessions that must please from beginning to end until a person counts as served."""
 
@@ -343,7 +343,7 @@ class Probe:
         pairs = [(self.ids(q), self._tokens(r)) for q, r in zip(texts, replies, strict=True)]
         pairs = [pair for pair in pairs if pair[1]]
         base, own = await self._mean("teacher", pairs), await self._mean("policy", pairs)
-        answers = await self._ask([q for q, _ in ANSWERABLE], 32)
+        answers = await self._ask([q for q, _ in ANSWERABLE], 16)
         pleased = [
             not self.person.complaint(q, r, session)
             for q, r in zip(questions, replies, strict=True)
