@@ -78,3 +78,21 @@ async def test_case_56_one_conversation_alone_is_trained_with_the_default_settin
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
         await system.until(lambda: system.outcomes().trained == 16)
         assert system.outcomes().balanced()
+
+
+@pytest.mark.slow
+async def test_one_correction_is_practised_until_a_batch_is_full(tmp_path):
+    flags = ["--rollout-batch-size", "4", "--practice-idle-seconds", "0", "--num-rollout", "1",
+             "--standing-rule-path", "openclaw_rl.rewards.feedback.standing_rule"]  # fmt: skip
+    async with System(tmp_path, tiny_model(tmp_path / "tiny"), *flags) as system:
+        for number in range(2):
+            await converse(system, number, "Too long, please answer in one short sentence.")
+        await system.until(lambda: system.outcomes().trained >= 4)
+        practised = system.outcomes().by_source["practice"]["bound"]
+        assert practised >= 2
+        assert system.outcomes().balanced()
+        # The person's own turns are learnt first.
+        journal = system.journal()
+        mine = [head for head in journal.heads(100) if head.next_state is not None]
+        journal.close()
+        assert {head.state for head in mine} <= {"trained", "dropped"}
