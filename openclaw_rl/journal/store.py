@@ -289,14 +289,16 @@ class Journal(Database):
         )
         return [Opinion(*row) for row in rows]
 
-    def practised(self) -> tuple[int, int]:
-        """How many live turns have a verdict, and how many practice turns there are."""
-        rows = self._rows(
-            "SELECT source = ?, count(*) FROM verdicts JOIN turns USING (seq) GROUP BY 1",
-            (PRACTICE,),
+    def practised(self, recent: int) -> tuple[int, int]:
+        """How many of the newest `recent` live turns with a verdict there are, and how many
+        practice turns were made since the oldest of them."""
+        [found] = self._rows(
+            "WITH live AS (SELECT seq FROM verdicts JOIN turns USING (seq) WHERE source != ?1 "
+            "ORDER BY seq DESC LIMIT ?2) SELECT (SELECT count(*) FROM live), (SELECT count(*) "
+            "FROM turns WHERE source = ?1 AND seq > (SELECT min(seq) FROM live))",
+            (PRACTICE, recent),
         )
-        counts = dict(rows)
-        return counts.get(0, 0), counts.get(1, 0)
+        return found[0], found[1]
 
     def newest_turn(self) -> float:
         """When the newest live turn was made; 0.0 where there is none."""

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 OPINIONS = 16
 """The newest opinions of the person: whether they are content, and what the standing rule is."""
+RECENT = 4
+"""Live turns for which the limit on practice is counted: a long time of content buys no burst."""
 CONTENT = 0.8
 """No practice where this share of them is praise: it would only wear down what pleases."""
 ANCHORS = (
@@ -133,7 +135,7 @@ class Practice:
     def _plan(self) -> Plan | None:
         journal, args = self._journal, self._args
         rollout = journal.endpoint("rollout")  # nobody trains before it was published
-        live, practised = journal.practised()
+        live, practised = journal.practised(RECENT)
         batch = 0 if rollout is None else int(rollout.info["batch_size"])
         lacking = batch - journal.outcomes().ready
         if not 0 < lacking <= args.practice * live - practised or "pause" in journal.asked():

@@ -117,15 +117,20 @@ async def custom_rm(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
     return {"score": score, "hint": hint}
 
 
-_ABOUT_FORM = re.compile(
-    rf"\b(?:{_FORM}|{_TOO}|plain sentences|lists?|bold|tables?|headings?)\b", re.IGNORECASE
-)
+_CLAUSE = re.compile(r"[^,;.!?]+")
 
 
 async def standing_rule(args: Any, corrections: Sequence[str], **kwargs: Any) -> str | None:
-    """The newest of a person's corrections that is about form, as it was said: what is wrong with
-    one answer holds for no other. Corrections are newest first."""
-    return next(filter(_ABOUT_FORM.search, corrections), None)
+    """The wish in the newest correction that has one for every reply, as it was said: "Too long,
+    please be brief." says "please be brief."; what was wrong with one answer, or is asked about one
+    topic, holds for no other. Corrections are newest first."""
+    for correction in corrections:
+        for clause in _CLAUSE.finditer(correction):
+            if _WISH.match(clause[0].strip()) and not re.search(
+                r"\babout\b", correction[clause.start() :]
+            ):
+                return correction[clause.start() :].strip()
+    return None
 
 
 def _said(message: Message) -> str:

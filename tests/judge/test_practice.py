@@ -21,6 +21,7 @@ from tests.fakes.model import tiny_tokenizer
 from tests.judge.helpers import FakeChat, add_turn, make_args, record
 
 WISH = "Too long, please answer in one short sentence."
+RULE = "please answer in one short sentence."
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ async def test_a_batch_is_filled_up_with_past_questions_answered_again(bench: Be
         ]
         assert set(turn.output_versions) == {"0"}
         assert turn.verdict.score is None
-        assert turn.verdict.hint == WISH
+        assert turn.verdict.hint == RULE
         assert len(turn.verdict.teacher_log_probs) == len(turn.output_ids)
     asked = [request for request in bench.engine.requests if not request.base]
     assert {request.sampling["temperature"] for request in asked} == {0.6}
@@ -98,7 +99,7 @@ async def test_the_teacher_has_the_rule_in_view_and_the_policy_has_not(
     await bench.practice.fill()
     text = ChatTokenizer.load(str(folder)).decode
     for request in bench.engine.requests:
-        assert (WISH in text(request.ids)) is request.base
+        assert (RULE in text(request.ids)) is request.base
 
 
 @pytest.mark.parametrize("why", ["content", "no_correction", "paused", "budget", "full", "no_host"])
@@ -127,7 +128,34 @@ async def test_a_correction_about_one_answer_is_no_rule(bench: Bench) -> None:
     bench.judged(1, -1.0, WISH)
     bench.judged(1, -1.0, "That is wrong, it is Lima.")
     await bench.practice.fill()
-    assert {turn.verdict.hint for turn in bench.ready()} == {WISH}
+    assert {turn.verdict.hint for turn in bench.ready()} == {RULE}
+
+
+@pytest.mark.parametrize(
+    ("correction", "rule"),
+    [
+        ("Too long, please be brief.", "please be brief."),
+        ("Please do not use a list, write plain sentences.",
+         "Please do not use a list, write plain sentences."),
+        ("You did not answer about rain, please answer my question in one short sentence.",
+         "please answer my question in one short sentence."),
+        ("That is not what I asked, please tell me about rain in one short sentence.", None),
+        ("That is wrong, it is Canberra.", None),
+        ("You forgot the milk.", None),
+    ],
+)  # fmt: skip
+async def test_the_wish_in_a_correction_is_the_rule(correction: str, rule: str | None) -> None:
+    assert await feedback.standing_rule(None, [correction]) == rule
+
+
+async def test_a_long_time_of_content_buys_no_burst_of_practice(bench: Bench) -> None:
+    bench.judged(4, 1.0)
+    bench.judged(4, -1.0, WISH)
+    bench.args.practice, made = 3.0, 0
+    while n := await bench.practice.fill():
+        made += n
+        bench.journal.lease(1000 + made, "host", [head.turn_id for head in bench.journal.ready()])
+    assert made == 12
 
 
 async def test_the_judge_writes_one_rule_out_of_all_corrections(bench: Bench) -> None:
@@ -165,7 +193,7 @@ async def test_no_conversation_goes_on_from_practice(bench: Bench) -> None:
     # Nor is it an opinion, an opening, or live.
     assert len(bench.journal.opinions(100)) == 1
     assert len(bench.journal.openings("", 100, 100)) == 1
-    assert bench.journal.practised() == (1, 4)
+    assert bench.journal.practised(9) == (1, 4)
 
 
 async def test_anchors_have_the_base_itself_as_teacher(bench: Bench, folder: Path) -> None:
@@ -175,7 +203,7 @@ async def test_anchors_have_the_base_itself_as_teacher(bench: Bench, folder: Pat
     turns = bench.ready()
     assert sorted(turn.verdict.hint is None for turn in turns) == [False, False, True, True]
     text = ChatTokenizer.load(str(folder)).decode
-    plain = [request for request in bench.engine.requests if WISH not in text(request.ids)]
+    plain = [request for request in bench.engine.requests if RULE not in text(request.ids)]
     assert len(plain) == 6  # four replies of the policy, two scores of the base
 
 
