@@ -82,8 +82,8 @@ class Journal(Database):
 
     def supersede(self, turn_ids: Iterable[str]) -> int:
         """End those turns that still wait, as `retried`; how many."""
-        where = "state = 'waiting' AND turn_id IN (SELECT value FROM json_each(?))"
-        return self._end(where, (json.dumps(list(turn_ids)),), "retried")
+        where = "turn_id = ? AND state = 'waiting'"  # found by its id, not among all that wait
+        return sum(self._end(where, (turn_id,), "retried") for turn_id in turn_ids)
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a named counter of `outcomes().counters`."""

@@ -231,7 +231,7 @@ class Tracker:
         self, view: RequestView, history: History, session_id: str | None
     ) -> tuple[Turn | None, Step | None]:
         retry = _says_retry(view.headers)
-        same = self._tree.by_request(view.owner, history.request_hash) if retry else ()
+        same = self._tree.by_request(view.owner, history.request_hash, None) if retry else ()
         prefer = {turn.parent_id for turn in same}
         first_reply = next((m.end for m in history.marks if m.node), None)
         for mark in reversed(history.marks):
@@ -322,17 +322,16 @@ class Tracker:
         now: float,
     ) -> Turn | None:
         """The turn that answered this very request before, if it still waits for what follows."""
-        source = identity.source if identity is not None else ""
+        session_id, source = (identity.session_id, identity.source) if identity else (None, "")
         if parent is None and not is_conversation(source) and not _says_retry(view.headers):
             return None  # somebody else may open with the same words
         parent_id = parent.turn_id if parent else None
         same = [
             turn
-            for turn in self._tree.by_request(view.owner, history.request_hash)
+            for turn in self._tree.by_request(view.owner, history.request_hash, session_id)
             if turn.parent_id == parent_id and turn.kind == "main" and _waits(turn)
         ]
         if identity is not None:
-            same = [turn for turn in same if turn.session_id == identity.session_id]
             return same[-1] if same else None
         # Without any name only a single recent turn is surely ours.
         since = now - _RETRY_SECONDS

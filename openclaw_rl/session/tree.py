@@ -65,14 +65,16 @@ class Tree:
         similar = similarity(node_hash)
         return self._find("similar", owner, session_id, similar) if similar else ()
 
-    def by_request(self, owner: str, request_hash: str) -> Collection[Turn]:
-        """Turns that answered exactly this request."""
-        return self._find("request", owner, request_hash)
+    def by_request(self, owner: str, request_hash: str, session_id: str | None) -> Collection[Turn]:
+        """Turns that answered these very messages; of one session, or (None) of all."""
+        if session_id is None:
+            return self._find("request", owner, request_hash)
+        return self._find("asked", owner, session_id, request_hash)
 
     def duplicates(self, turn: Turn) -> list[Turn]:
         """The other main turns that answered the same request."""
-        same = self.by_request(turn.owner, turn.request_hash)
         key = request_key(turn)
+        same = self.by_request(turn.owner, turn.request_hash, turn.session_id)
         return [o for o in same if o is not turn and o.kind == "main" and request_key(o) == key]
 
     def remove(self, turn_id: str) -> None:
@@ -104,5 +106,6 @@ def _keys(turn: Turn) -> Iterator[Key]:
     yield "history", turn.owner, turn.node_hash
     yield "session", turn.owner, turn.session_id, turn.node_hash
     yield "request", turn.owner, turn.request_hash
+    yield "asked", turn.owner, turn.session_id, turn.request_hash
     if similar := similarity(turn.node_hash):
         yield "similar", turn.owner, turn.session_id, similar
