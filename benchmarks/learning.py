@@ -25,6 +25,7 @@ import json
 import multiprocessing
 import random
 import re
+import shutil
 import statistics
 import sys
 import time
@@ -434,7 +435,7 @@ def _rouge_l(a: Sequence[str], b: Sequence[str]) -> float:
 async def run(plan: Plan) -> Path:
     """One run; the file that holds what it measured."""
     config, kept = plan.config(), Path(plan.folder) / f"{plan.name}.jsonl"
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(Path(plan.folder) / plan.name, ignore_errors=True)  # an earlier run's journal
     train = not plan.control
     system = (Processes if plan.processes else InProcess)(config, train)
     with kept.open("w") as out:
