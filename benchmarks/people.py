@@ -27,8 +27,16 @@ Complaint = Callable[[Question, str], str]
 _THANKS = PHRASES[Verdict.PLEASED]
 _LIST = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 _MARKUP = re.compile(r"\*\*|__|\\boxed|^#+ ", re.MULTILINE)
-_WARM = re.compile(r"\W*(?:what a |that'?s a )?(?:great|good|wonderful|lovely) question\b", re.I)
-_CHEER = re.compile(r"\b(?:you can do it|keep (?:it up|going|asking|learning)|good luck)\b", re.I)
+_WARM = re.compile(
+    r"[^.!?]*(?:!|\b(?:great|good|wonderful|lovely|excellent|fantastic|sure|of course|hello|hi"
+    r"|welcome|dear|friend|glad|happy|delighted|beautiful|amazing|love|fun)\b)", re.I,
+)  # fmt: skip
+"""A first sentence that is warm: by a word, or by its exclamation mark."""
+_CHEER = re.compile(
+    r"(?:!|\b(?:hope|luck|enjoy|fun|keep|happy|help you|you can|wonderful|beautiful|amazing)\b)"
+    r"[^.!?]*[.!?]?\W*$", re.I,
+)  # fmt: skip
+"""A last sentence that encourages."""
 
 
 def strictly_on_subject(question: Question, reply: str) -> bool:
@@ -70,13 +78,11 @@ def _long(_: Question, reply: str) -> str:
 
 
 def _warm(_: Question, reply: str) -> str:
-    opens, ends = _WARM.match(reply), _CHEER.search(reply[-80:])
-    if opens and ends:
-        return ""
-    return (
-        'That is too cold, please begin with "Great question!", answer in one short sentence '
-        'and end with "Keep asking!"'
-    )
+    if not _WARM.match(reply):
+        return "That is too formal, please be friendly and cheerful!"
+    if not _CHEER.search(reply):
+        return "Please be friendly and cheerful until the last word, and brief!"
+    return ""
 
 
 def _brief(_: Question, reply: str) -> str:

@@ -131,11 +131,13 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Reply:
-    """A whole reply: one version per id; `logprobs` None as soon as one is missing."""
+    """A whole reply: one version per id, and candidates where they were asked for; `logprobs` None
+    as soon as one is missing."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
+    top: list[Candidates] = field(default_factory=list)
     finish: Finish | None = None
     cached_tokens: int = 0
 
@@ -151,6 +153,7 @@ async def collect(deltas: AsyncGenerator[Delta, None]) -> Reply:
                 reply.logprobs = None
             elif reply.logprobs is not None:
                 reply.logprobs += delta.logprobs
+            reply.top += delta.top or ()
             reply.finish = delta.finish or reply.finish
             reply.cached_tokens = max(reply.cached_tokens, delta.cached_tokens)
     return reply

@@ -29,7 +29,7 @@ from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.turns import PRACTICE, Opinion
 from openclaw_rl.judge.models import Models
 from openclaw_rl.judge.reward import turn_sample
-from openclaw_rl.types import Turn, Verdict
+from openclaw_rl.types import TopK, Turn, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class Practice:
             return False
         if values is None:
             return False
-        verdict = Verdict(hint=rule, teacher_log_probs=values.log_probs)
+        verdict = Verdict(hint=rule, teacher_log_probs=values.log_probs, teacher_topk=values.topk)
         await asyncio.to_thread(self._journal.record_practice, turn, verdict)
         return True
 
@@ -187,7 +187,13 @@ class Practice:
         engine = await self._models.policy()
         rid = f"practice-{uuid.uuid4().hex}"
         reply = await collect(
-            engine.generate(question.prompt_ids, sampling, rid=rid, interval=None)
+            engine.generate(
+                question.prompt_ids,
+                sampling,
+                rid=rid,
+                top_logprobs=self._args.opd_top_k,
+                interval=None,
+            )
         )
         # What the journal would refuse to train (nothing said, no log-probs) is no practice.
         return reply if reply.ids and reply.logprobs is not None else None
@@ -215,7 +221,7 @@ class Practice:
             output_ids=reply.ids,
             output_logprobs=reply.logprobs or (),
             output_versions=reply.versions,
-            topk=None,
+            topk=TopK.of_candidates(reply.top, top_k) if (top_k := self._args.opd_top_k) else None,
             next_state=None,
             verdict=None,
         )

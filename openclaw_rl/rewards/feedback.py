@@ -46,7 +46,7 @@ _TOO = (
 _FORM = (
     r"(?:brief|concise|short(?:er)?|long(?:er)?|clear(?:er)?|simpl(?:e|er)|formal|specific"
     r"|precise|direct|details?|detailed|sentences?|words|paragraphs?|bullet points|markdown"
-    r"|emojis?|plain|polite|english|german|french|spanish|metric|celsius)"
+    r"|emojis?|plain|polite|friendl(?:y|ier)|cheerful|encouraging|english|german|french|spanish|metric|celsius)"
 )
 _NO_TOPIC = r"(?!.*\b(?:how|what|why|when|where|who|which)\b)"
 

@@ -102,6 +102,20 @@ async def test_the_teacher_has_the_rule_in_view_and_the_policy_has_not(
         assert (RULE in text(request.ids)) is request.base
 
 
+async def test_over_the_top_k_practice_has_candidates_of_both(bench: Bench) -> None:
+    bench.args.opd_top_k, bench.args.opd_subset = 4, "student"
+    bench.judged(1, -1.0, WISH)
+    assert await bench.practice.fill() == 4
+    for turn in bench.ready():
+        assert turn.topk.width == 4
+        assert len(turn.topk.ids) == len(turn.output_ids)
+        for token, own, theirs in zip(
+            turn.output_ids, turn.topk.ids, turn.verdict.teacher_topk.ids, strict=True
+        ):
+            assert token in own
+            assert {one for one in theirs if one >= 0} <= set(own)
+
+
 @pytest.mark.parametrize("why", ["content", "no_correction", "paused", "budget", "full", "no_host"])
 async def test_no_practice_without_a_reason(bench: Bench, why: str) -> None:
     if why == "no_correction":
