@@ -39,6 +39,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from benchmarks.people import PEOPLE, count_words, strictly_on_subject
 from benchmarks.processes import free_port
+from examples.quickstart.talk import learnt
 from openclaw_rl.config import Config, hook_args, load_config
 from openclaw_rl.engine.chat import ChatTokenizer
 from openclaw_rl.engine.client import EngineClient
@@ -220,16 +221,8 @@ class Processes:
                 await asyncio.sleep(0.5)
 
     async def settle(self) -> None:
-        """Until nothing has changed for some seconds with nothing left to do."""
         self.book = self.book or Journal.open(self.journal)
-        quiet_since = time.monotonic()
-        while time.monotonic() - quiet_since < 6.0:
-            outcomes = await asyncio.to_thread(self.book.outcomes)
-            busy = outcomes.judging or outcomes.leased
-            full = outcomes.ready >= self.config.rollout.batch_size and self.train
-            if await asyncio.to_thread(self.book.changed) or busy or full:
-                quiet_since = time.monotonic()
-            await asyncio.sleep(0.25)
+        await learnt(self.book, self.config.rollout.batch_size if self.train else sys.maxsize)
 
     async def close(self) -> None:
         self.process.terminate()

@@ -32,18 +32,29 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
     parser = _Parser(prog="make quickstart", description=__doc__)
     parser.add_argument("--method", choices=tuple(METHODS), default="combined")
     parser.add_argument(
-        "--updates", type=_at_least(1), default=36, help="weight updates of 16 turns each"
+        "--users",
+        type=_at_least(1),
+        default=1,
+        help="one person, who comes back when what was said is learnt; or so many at the same "
+        "time, who never wait",
+    )
+    parser.add_argument(
+        "--updates",
+        type=_at_least(1),
+        help="weight updates of 16 turns each (default: 12, with several users 36)",
     )
     parser.add_argument(
         "--every",
         type=_at_least(1),
-        default=6,
-        help="ask the held-out questions every so many versions",
+        help="ask the held-out questions every so many versions (default: 3, with several users 6)",
+    )
+    parser.add_argument(
+        "--conversations",
+        type=_at_least(1),
+        default=40,
+        help="one person ends after so many: who is content teaches nothing more",
     )
     parser.add_argument("--seed", type=_at_least(0), default=0)
-    parser.add_argument(
-        "--users", type=_at_least(1), default=8, help="users talking at the same time"
-    )
     parser.add_argument(
         "--repeats", type=_at_least(1), default=2, help="times a held-out question is asked"
     )
@@ -60,7 +71,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
         help="fail unless replies to held-out questions became shorter",
     )
     given = [f"--{name.lower()}={environ[name]}" for name in VARIABLES if environ.get(name)]
-    return parser.parse_args([*given, *argv])
+    options = parser.parse_args([*given, *argv])
+    updates, every = (12, 3) if options.users == 1 else (36, 6)
+    options.updates = options.updates or updates
+    options.every = options.every or every
+    return options
 
 
 def engine_flags(options: argparse.Namespace) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""`make quickstart`: watch a small real model adapt to a user, on two CPU cores.
+"""`make quickstart`: watch a small real model adapt to a person, on two CPU cores.
 
-Starts `openclaw-rl up` as anybody would, lets a simulated user talk to it over HTTP, asks
+Starts `openclaw-rl up` as anybody would, lets a simulated person talk to it over HTTP, asks
 held-out questions every few weight versions, and ends with a table and a plot. The reward comes
 only through the served conversation, the journal, the judge and the hooks.
 """
@@ -24,11 +24,12 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
 from openclaw_rl.cli.status import read_status
 from openclaw_rl.config import load_config
+from openclaw_rl.journal import Journal
 
 from .model import ModelUnavailable, fetch_model
 from .options import engine_flags, parse, shown, without_settings
 from .report import plot, table
-from .talk import Exam, Users, examine
+from .talk import Exam, Users, examine, learnt
 
 RECIPE = Path(__file__).with_name("recipe.toml")
 
@@ -42,6 +43,7 @@ class Plan:
     every: int
     seed: int
     users: int
+    conversations: int
     folder: Path
     repeats: int
     up: tuple[str, ...] = ()
@@ -163,7 +165,12 @@ async def learn(plan: Plan, model: Path, exams: list[Exam]) -> None:
     ):
         name = await until_ready(client, plan, process)
         say(f"{name} is served at http://127.0.0.1:{port}/v1 · method {plan.method}")
-        users = Users(client, name, plan.seed, plan.users)
+        batch = config.rollout.batch_size
+        book = Journal.open(config.journal_path)
+        if plan.users == 1:
+            users = Users(client, name, plan.seed, 1, 4, lambda: learnt(book, batch))
+        else:
+            users = Users(client, name, plan.seed, plan.users)
 
         async def exam(version: int) -> None:
             try:
@@ -191,7 +198,7 @@ async def learn(plan: Plan, model: Path, exams: list[Exam]) -> None:
                     raise Broken(f"the users got no reply (log: {shown(plan.log)})")
                 status = await asyncio.to_thread(read_status, config)
                 version = int(status["version"] or 0)
-                line = progress(status, users, config.rollout.batch_size)
+                line = progress(status, users, batch)
                 if line != before and time.monotonic() - told >= 10:
                     say(line)
                     before, told = line, time.monotonic()
@@ -199,16 +206,20 @@ async def learn(plan: Plan, model: Path, exams: list[Exam]) -> None:
                     if users.recent and warning not in warned:
                         say(f"warning: {warning}")
                         warned.add(warning)
-                if version >= min(due, plan.updates):
+                last = version >= plan.updates or (
+                    plan.users == 1 and users.conversations >= plan.conversations
+                )
+                if last or version >= due:
                     await users.pause()
                     await exam(version)
-                    if version >= plan.updates:
+                    if last:
                         return
                     users.resume()
                     due = version + plan.every
         finally:
             talking.cancel()
             await asyncio.wait({talking})
+            book.close()
 
 
 def progress(status: dict, users: Users, batch: int) -> str:
@@ -219,7 +230,8 @@ def progress(status: dict, users: Users, batch: int) -> str:
     )
     reward = status["mean_reward"]
     return (
-        f"turns {status['main']} · judged {status['judged']} · ready {status['ready']}/{batch} · "
+        f"conversations {users.conversations} · turns {status['main']} · "
+        f"judged {status['judged']} · ready {status['ready']}/{batch} · "
         f"trained {status['trained']} · version {status['version'] or 0} · "
         f"reward {'-' if reward is None else format(reward, '+.2f')} · {mood}"
     )
@@ -251,6 +263,7 @@ def main(argv: list[str] | None = None) -> int:
         options.every,
         options.seed,
         options.users,
+        options.conversations,
         folder,
         options.repeats,
         engine_flags(options),

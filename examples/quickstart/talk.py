@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from openai import AsyncOpenAI
+
+from openclaw_rl.journal import Journal
 
 from .user import HELD_OUT_QUESTIONS, Question, Verdict, count_words, draw_conversation, judge_reply
 
@@ -51,12 +54,24 @@ async def ask(
     return "".join(parts)
 
 
+async def learnt(book: Journal, batch: int, quiet: float = 6.0) -> None:
+    """Wait until what was said is judged, practised and trained: for `quiet` seconds no batch was
+    full, nothing was being judged or trained, and nothing changed."""
+    since = time.monotonic()
+    while time.monotonic() - since < quiet:
+        outcomes = await asyncio.to_thread(book.outcomes)
+        busy = outcomes.judging or outcomes.leased or outcomes.ready >= batch
+        if await asyncio.to_thread(book.changed) or busy:
+            since = time.monotonic()
+        await asyncio.sleep(0.25)
+
+
 @dataclass
 class Users:
     """`count` users who talk at the same time, one conversation after the other.
 
-    `pause()` waits until nobody waits for a reply; `resume()` lets them go on. `recent` holds
-    the last opinions, newest last.
+    After each conversation its user waits for `before_next`. `pause()` waits until nobody waits
+    for a reply; `resume()` lets them go on. `recent` holds the last opinions, newest last.
     """
 
     client: AsyncOpenAI
@@ -64,6 +79,7 @@ class Users:
     seed: int
     count: int = 8
     questions: int = 2
+    before_next: Callable[[], Awaitable[None]] | None = None
     recent: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=32))
     conversations: int = 0
     _open: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,6 +119,8 @@ class Users:
                     {"role": "user", "content": words},
                 ]
             self.conversations += 1
+            if self.before_next is not None:
+                await self.before_next()
 
     async def _turn(self, messages: list[dict[str, str]], max_tokens: int) -> str:
         await self._open.wait()

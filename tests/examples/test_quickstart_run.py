@@ -43,7 +43,13 @@ def test_no_setting_of_the_callers_environment_reaches_the_system():
 
 def test_the_environment_gives_defaults_and_a_flag_wins():
     options = parse(["--updates", "3"], {"METHOD": "rl", "UPDATES": "9", "SEED": "2", "EVERY": ""})
-    assert (options.method, options.updates, options.seed, options.every) == ("rl", 3, 2, 6)
+    assert (options.method, options.updates, options.seed, options.every) == ("rl", 3, 2, 3)
+
+
+def test_several_users_talk_for_longer():
+    one, several = parse([], {}), parse(["--users", "8"], {})
+    assert (one.users, one.updates, one.every) == (1, 12, 3)
+    assert (several.updates, several.every) == (36, 6)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_the_shares_of_a_row_add_up():
     ],
 )
 def test_an_early_end_is_told_with_its_reason(tmp_path, log, reason):
-    plan = Plan("rl", 1, 1, 0, 1, tmp_path, 1)
+    plan = Plan("rl", 1, 1, 0, 1, 1, tmp_path, 1)
     plan.log.write_text(log, newline="")
     assert f"ended: {reason} (log: {plan.log})" in str(ended(plan, -9))
 
