@@ -88,6 +88,7 @@ _WISH = _begins(
     rf"in [\w ]*\b{_FORM},? please\b|(?:can|could) you (?:please )?(?:make it|be|shorten it)\b",
     r"use .*\binstead\b",
 )
+_WHAT_IT_IS = _begins(rf"(?!this\b){_IT}{_IS} [^,;]*[,;] (?=please )")
 _BARE = _begins(
     rf"(?:no\W*)?(?:{_IT}{_IS} (?:not )?)?(?:wrong|incorrect|false|right|correct|true)?\W*"
 )
@@ -167,7 +168,10 @@ def read_words(text: str, *, reply_asked: bool = False) -> tuple[float, str | No
         if not words.strip(" .!?'\","):
             continue
         _, _, rest = words.partition(" but ")
-        wish = _WISH.match(words) and not (praised or reply_asked)
+        # "That is one block, please answer in two paragraphs": the wish says what it was.
+        told = _WHAT_IT_IS.match(words)
+        wish = _WISH.match(words[told.end() :] if told else words)
+        wish = wish and not (praised or reply_asked)
         answers = reply_asked and re.match(r"no\b(?!, that's)", words, re.IGNORECASE)
         complaint = _COMPLAINT.match(words) and not answers
         contrast = rest and (_COMPLAINT.match(rest) or _WISH.match(rest))

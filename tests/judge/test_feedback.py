@@ -123,6 +123,9 @@ CONTENT = [
 ]
 
 DISPLEASED = [  # text, the correction (None: nothing to learn)
+    ("That is one block, please answer in two detailed paragraphs.", "="),
+    ("That is a list, please answer in plain sentences without numbers.", "="),
+    ("Please be friendly and cheerful!", "="),
     ("Too long, please answer in one short sentence.", "="),
     ("That is too much, please keep it to one short sentence.", "="),
     ("Please be brief, one short sentence is enough.", "="),
@@ -175,6 +178,8 @@ DISPLEASED = [  # text, the correction (None: nothing to learn)
 ]
 
 NOTHING = [
+    "This is a new task, please answer in short sentences.",
+    "That is my landlord, please write a short letter.",
     "",
     "What is rain?",
     "What does thanks mean?",
