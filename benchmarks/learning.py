@@ -2,7 +2,8 @@
 
     python -m benchmarks.learning --model FOLDER --people a,b,c --seeds 0 --sessions 30
     python -m benchmarks.learning --model FOLDER --people a --control system
-    python -m benchmarks.learning --report runs/learning/*.jsonl
+    python -m benchmarks.learning --report runs/learning/*.jsonl --plot learning.png
+    python -m benchmarks.learning --samples runs/learning/a-combined-0.jsonl
 
 One person at a time talks, four questions a session, slower than the trainer: the next session
 begins when everything that could be judged, practised and trained is. The default form runs
@@ -521,6 +522,7 @@ def row(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         "uncoached": f"{versions[0]['pleased']:.2f} > {last['pleased']:.2f}",
         "words": f"{versions[0]['words']:.0f} > {last['words']:.0f}",
         "strict": f"{versions[0]['strict']:.2f} > {last['strict']:.2f}",
+        "repeats": f"{versions[0]['repeats']:.2f} > {last['repeats']:.2f}",
         "alike": f"{versions[0]['alike']:.2f} > {last['alike']:.2f}",
         "KL": f"{last['kl']:.2f}",
         "base log-prob": f"{statistics.fmean(own):.2f}",
@@ -528,6 +530,23 @@ def row(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         "answers": f"{versions[0]['answers']} > {last['answers']}",
         "versions": str(last["version"]),
     }
+
+
+def samples(lines: Sequence[Mapping[str, Any]], every: int = 10) -> str:
+    """What the base, every tenth version and the last replied, uncoached, beside their figures."""
+    versions = [line for line in lines if line["kind"] == "version"]
+    questions = [question.text for question in PEOPLE[lines[0]["person"]].held_out]
+    told = [lines[0]["run"]]
+    for one in versions:
+        if one["version"] % every and one is not versions[-1]:
+            continue
+        told.append(
+            f"\nversion {one['version']}: pleased {one['pleased']:.2f}, {one['words']:.0f} words, "
+            f"strict {one['strict']:.2f}, KL {one['kl']:.2f}, harm {one['harm']:+.3f}"
+        )
+        for question, reply in zip(questions, one["replies"], strict=False):
+            told.append(f"  {question} {' '.join(reply.split())}")
+    return "\n".join(told)
 
 
 def report(paths: Sequence[Path], image: Path | None) -> str:
@@ -588,10 +607,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a core each")
     parser.add_argument("--folder", default="runs/learning", help="where runs are kept")
     parser.add_argument("--report", nargs="+", type=Path, help="only this: a table of kept runs")
+    parser.add_argument("--samples", nargs="+", type=Path, help="only this: replies of kept runs")
     parser.add_argument("--plot", type=Path, help="with --report: a PNG file to draw")
     options = parser.parse_args(argv)
     if options.report:
         print(report(options.report, options.plot))
+        return 0
+    if options.samples:
+        print("\n\n".join(samples(load(path)) for path in options.samples))
         return 0
     Path(options.folder).mkdir(parents=True, exist_ok=True)
     plans = [

@@ -33,8 +33,8 @@ _WARM = re.compile(
 )  # fmt: skip
 """A first sentence that is warm: by a word, or by its exclamation mark."""
 _CHEER = re.compile(
-    r"(?:!|\b(?:hope|luck|enjoy|fun|keep|happy|help you|you can|wonderful|beautiful|amazing)\b)"
-    r"[^.!?]*[.!?]?\W*$", re.I,
+    r"(?:!|\b(?:hope|luck|enjoy|fun|keep|happy|help you|you can|wonderful|beautiful|amazing)\b"
+    r"[^.!?]*[.!?]?)\W*$", re.I,
 )  # fmt: skip
 """A last sentence that encourages."""
 
