@@ -170,8 +170,8 @@ def read_words(text: str, *, reply_asked: bool = False) -> tuple[float, str | No
         _, _, rest = words.partition(" but ")
         # "That is one block, please answer in two paragraphs": the wish says what it was.
         told = _WHAT_IT_IS.match(words)
-        wish = _WISH.match(words[told.end() :] if told else words)
-        wish = wish and not (praised or reply_asked)
+        wished = _WISH.match(words[told.end() :] if told else words)
+        wish = wished and not (praised or reply_asked)
         answers = reply_asked and re.match(r"no\b(?!, that's)", words, re.IGNORECASE)
         complaint = _COMPLAINT.match(words) and not answers
         contrast = rest and (_COMPLAINT.match(rest) or _WISH.match(rest))
