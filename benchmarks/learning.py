@@ -56,7 +56,7 @@ IN_A_ROW = 3
 
 # What the quickstart sets, too; all else is the default of `up`.
 SETTINGS: Mapping[str, str] = {
-    "gateway.temperature": "0.6",
+    "gateway.temperature": "0.4",
     "gateway.unnamed": "main",
     "judge.custom_rm_path": "openclaw_rl.rewards.feedback.custom_rm",
     "judge.standing_rule_path": "openclaw_rl.rewards.feedback.standing_rule",

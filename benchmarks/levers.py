@@ -8,13 +8,15 @@ They are here, and not in the package, because they did not help: docs/learning.
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import torch
 
 from openclaw_rl.hooks import Sample
 from openclaw_rl.judge.models import models_of
-from openclaw_rl.losses import combined_loss
+from openclaw_rl.losses import backends, combined_loss
 from openclaw_rl.rewards import feedback
 
 
@@ -73,15 +75,20 @@ async def clean(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
 
 
 def centred(args: Any, batch: Any, logits: Any, reduce: Any) -> Any:
-    """The distillation term less its mean over the reply: no blanket push of a whole reply (as
-    user_interactions, arXiv 2603.12273). The teacher's values are shifted by that mean."""
+    """The distillation term less its mean over the sample: no blanket push of a whole reply (as
+    user_interactions, arXiv 2603.12273). The teacher's values are shifted by that mean, which is
+    taken at temperature 1, as the teacher's are."""
     teacher = batch.get("teacher_log_probs")
     if teacher is None:
         return combined_loss(args, batch, logits, reduce)
+    plain = copy.copy(args)
+    plain.rollout_temperature = 1.0
+    with torch.no_grad():
+        own, _ = backends.sampled(plain, batch, logits.detach())
+    bound = args.opd_clip or math.inf
     shifted = []
-    for values, own in zip(teacher, batch["log_probs"], strict=True):
-        gap = (values - own).clamp(-2, 2)
-        known = gap.isfinite()
-        mean = gap[known].mean() if bool(known.any()) else torch.zeros(())
-        shifted.append(own + gap - mean)
+    for values, student in zip(teacher, own, strict=True):
+        gap = (torch.as_tensor(values).to(student) - student).clamp(-bound, bound)
+        known = gap[gap.isfinite()]
+        shifted.append(student + gap - (known.mean() if known.numel() else 0.0))
     return combined_loss(args, {**batch, "teacher_log_probs": shifted}, logits, reduce)

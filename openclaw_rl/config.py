@@ -272,9 +272,10 @@ class TrainConfig(_Section):
     """conversion hook"""
     w_rl: NonNegativeFloat = _setting(1.0, env="W_RL")
     """weight of the reward"""
-    w_opd: NonNegativeFloat = _setting(1.0, env="W_OPD")
+    # 2, 2 and the lr below: chosen on users a to c of benchmarks/learning.py (docs/learning.md).
+    w_opd: NonNegativeFloat = _setting(2.0, env="W_OPD")
     """weight of the distillation term"""
-    opd_clip: NonNegativeFloat = 0.0
+    opd_clip: NonNegativeFloat = 2.0
     """bound on the distillation term of a token (0: none)"""
     opd_top_k: int = _setting(0, env="OPD_TOP_K", ge=0, le=64)
     """distil over this many candidates of each token (0: the sampled one; the published form takes
@@ -299,7 +300,7 @@ class TrainConfig(_Section):
     """weight of the KL to the base (0: not computed)"""
     entropy_coef: NonNegativeFloat = 0.0
     """weight of the entropy bonus"""
-    lr: NonNegativeFloat = 1e-4
+    lr: NonNegativeFloat = 3e-4
     """learning rate"""
     weight_decay: NonNegativeFloat = 0.0
     """Adam's weight decay"""

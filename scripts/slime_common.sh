@@ -94,6 +94,8 @@ fi
 launch() {
    local method="$1"
    shift
+   # As published; the 2 of `openclaw-rl up` was chosen on an adapter of a small model.
+   export W_OPD="${W_OPD:-1}"
    export PYTHONPATH="$OPENCLAW_RL_DIR${PYTHONPATH:+:$PYTHONPATH}"
    local said
    if ! said="$("$PYTHON" -c 'import openclaw_rl.slime.launch' 2>&1)"; then

@@ -37,7 +37,7 @@ def test_no_setting_of_the_callers_environment_reaches_the_system():
     environ = {one.env: "abc" for one in settings() if one.env} | {"PATH": "/bin"}
     kept = without_settings(environ)
     assert kept == {"PATH": "/bin"}
-    assert load_config({}, kept, str(RECIPE)).train.w_opd == 2.0
+    assert load_config({}, kept, str(RECIPE)).train == load_config({}, {}, str(RECIPE)).train
     assert without_settings(environ, keep=("ENGINE_API_KEY",))["ENGINE_API_KEY"] == "abc"
 
 
