@@ -281,10 +281,10 @@ class Journal(Database):
         return [row[0] for row in rows]
 
     def opinions(self, limit: int) -> list[Opinion]:
-        """The newest verdicts on live turns that praise or blame, newest first."""
+        """The newest verdicts on live turns that praise, blame or correct, newest first."""
         rows = self._rows(
             "SELECT owner, score, hint FROM verdicts JOIN turns USING (seq) "
-            "WHERE source != ? AND ifnull(score, 0) != 0 ORDER BY seq DESC LIMIT ?",
+            "WHERE source != ? AND (ifnull(score, 0) != 0 OR hint != '') ORDER BY seq DESC LIMIT ?",
             (PRACTICE, limit),
         )
         return [Opinion(*row) for row in rows]

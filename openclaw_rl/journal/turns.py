@@ -36,10 +36,10 @@ them, and no opinion is about them."""
 
 
 class Opinion(NamedTuple):
-    """What a live turn's verdict says of it: `score` is not 0."""
+    """What a live turn's verdict says of it: a score that is not 0, a correction, or both."""
 
     owner: str
-    score: float
+    score: float | None
     hint: str | None
 
 

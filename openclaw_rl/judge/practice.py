@@ -141,7 +141,7 @@ class Practice:
         if not 0 < lacking <= args.practice * live - practised or "pause" in journal.asked():
             return None
         opinions = journal.opinions(OPINIONS)
-        praise = sum(opinion.score > 0 for opinion in opinions)
+        praise = sum((opinion.score or 0.0) > 0 for opinion in opinions)
         if not any(opinion.hint for opinion in opinions) or praise >= CONTENT * len(opinions):
             return None
         # Of the one who corrected last: their questions, their rule.

@@ -37,7 +37,7 @@ class Bench:
         self.models = args.judge_models = Models(args, journal)
         self.practice = Practice(journal, self.models, args, rule)
 
-    def judged(self, n: int, score: float, hint: str | None = None, **given: Any) -> None:
+    def judged(self, n: int, score: float | None, hint: str | None = None, **given: Any) -> None:
         """`n` live turns, each opening a session, with this verdict; leased, so that none is
         ready."""
         for _ in range(n):
@@ -134,6 +134,15 @@ async def test_no_practice_without_a_reason(bench: Bench, why: str) -> None:
     if why == "no_host":
         bench.journal.publish("rollout", "", {"batch_size": 0, "session_share": 1.0}, 0.0)
     assert await bench.practice.fill() == 0
+
+
+async def test_a_correction_without_a_score_is_a_reason(bench: Bench) -> None:
+    """Distillation alone (`opd`), or signals routed by a hook: a hint, and no reward."""
+    bench.judged(5, 1.0)
+    bench.judged(1, None, WISH)
+    bench.judged(1, 0.0, WISH)
+    assert await bench.practice.fill() == 4
+    assert {turn.verdict.hint for turn in bench.ready()} == {RULE}
 
 
 async def test_a_correction_about_one_answer_is_no_rule(bench: Bench) -> None:
