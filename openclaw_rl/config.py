@@ -372,6 +372,9 @@ class GuardsConfig(_Section):
     # commands of an agent are no collapse: 0 there.
     max_similarity: NonNegativeFloat = 0.2
     """likeness (ROUGE-L) of replies to different questions, above the base's"""
+    # The base: 0. As with likeness, an agent's commands are no collapse.
+    max_vague: NonNegativeFloat = 0.25
+    """share of replies that fit other questions nearly as well, by the base's log-probs"""
     max_fall: NonNegativeFloat = 0.25
     """share of sound replies below that of the best version so far"""
     max_batch_empty: NonNegativeFloat = 0.5

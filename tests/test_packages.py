@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "journal": {"session"},
     "engine": set(),
     "gateway": {"wire", "session", "journal", "engine"},
-    "judge": {"engine", "journal"},
+    "judge": {"engine", "journal", "guards"},  # practice is measured as versions are
     "rewards": {"judge"},
     "rollout": {"journal", "session"},
     "replay": {"wire", "session", "journal", "engine", "openclaw"},

@@ -17,14 +17,16 @@ from openclaw_rl.guards.probes import Probes
 from openclaw_rl.journal import Journal, Version
 
 Figures = Mapping[str, float]
-"""kl, harm, logprob (nats a token; only where the base can be asked); empty, cut, repetition,
-similarity, sound (shares); length (tokens)."""
+"""Only where the base can be asked: kl, harm, logprob (nats a token), vague (a share). Always:
+empty, cut, repetition, similarity, sound (shares), length (tokens)."""
 
 Limits = Namespace | GuardsConfig
 """What has the settings of `[guards]`: `hook_args`, or the section itself."""
 
 RECENT, RECENT_TOKENS = 6, 256
 """So many first questions of recent sessions are probes too, of at most so many tokens each."""
+OTHERS = 2
+"""Other questions after which the base scores a reply as well."""
 
 
 class Prober(Protocol):
@@ -76,6 +78,10 @@ class Guard:
         own = self.prober.score(asked, replies, base=False)
         under_base = self.prober.score(asked, replies, base=True)
         kept_now = self.prober.score(unrelated, kept, base=False)
+        elsewhere = [
+            self.prober.score([*asked[at:], *asked[:at]], replies, base=True)
+            for at in range(1, min(OTHERS + 1, len(asked)))
+        ]
 
         mean = measures.mean_of_tokens
         figures = {
@@ -83,6 +89,7 @@ class Guard:
             "logprob": mean(under_base),
             "kl": mean(own) - mean(under_base),
             "harm": mean(kept_now) - mean(kept_before),
+            "vague": measures.share(map(measures.vague, under_base, zip(*elsewhere, strict=True))),
         }
         of_base = {**self._of(base), "logprob": mean(base_scores)}
         return refusal(figures, of_base, best.figures if best else None, self.limits), figures
@@ -114,7 +121,7 @@ def refusal(found: Figures, base: Figures, best: Figures | None, limits: Limits)
     beyond = {}
     if "kl" in found:
         beyond["kl"], beyond["harm"] = found["kl"], -found["harm"]
-        beyond["drift"] = base["logprob"] - found["logprob"]
+        beyond["drift"], beyond["vague"] = base["logprob"] - found["logprob"], found["vague"]
     beyond["fall"] = best["sound"] - found["sound"] if best else 0.0
     for name in ("empty", "cut", "repetition", "similarity"):
         beyond[name] = found[name] - base[name]

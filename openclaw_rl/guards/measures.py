@@ -14,6 +14,11 @@ ALIKE = 0.8
 """ROUGE-L F1 from which two texts count as the same. CLaaS alerts above 0.85 between samples of one
 question; between different ones the base is at 0.15."""
 
+ABOUT = 0.7
+"""Nats a token by which a reply is likelier after its own question than after others. By
+SmolLM2-135M, of replies to everyday questions: answers 1.0 to 3.1; "I'm a helpful AI", "It's a
+simple answer", "The answer lies within the realm of curiosity" below 0.45."""
+
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])\w)+")
 _SENTENCE_END = re.compile(r"[.!?\u3002\uff01\uff1f]+\s*|\n+")
@@ -74,6 +79,15 @@ def sound(texts: Sequence[str]) -> float:
             alike |= {one, other}
     return share(bool(said[at]) and at not in alike and not repeats(texts[at])
                  for at in range(len(texts)))  # fmt: skip
+
+
+def vague(own: Sequence[float], elsewhere: Iterable[Sequence[float]]) -> bool:
+    """Whether a reply fits other questions nearly as well: a model that learnt nothing finds it
+    hardly likelier after its own question (log-probs of its tokens `own`) than after others
+    (`elsewhere`), less than `ABOUT`. The difference is the pointwise mutual information of question
+    and reply, a token. An empty reply is vague."""
+    others = [_mean(values) for values in elsewhere]
+    return _mean(own) - _mean(others) < ABOUT
 
 
 def share(flags: Iterable[bool]) -> float:

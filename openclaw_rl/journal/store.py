@@ -308,9 +308,12 @@ class Journal(Database):
         return float(newest)
 
     def record_practice(self, turn: Turn, verdict: Verdict) -> None:
-        """Keep a practice turn with its verdict: it is READY. Raises `JournalError` where the
-        teacher's values are not one for each token."""
-        if len(verdict.teacher_log_probs or ()) != len(turn.output_ids):
+        """Keep a practice turn with its verdict: it is READY. Raises `JournalError` where there is
+        neither a score nor a teacher's value for each token."""
+        values = verdict.teacher_log_probs
+        if (not verdict.score and values is None) or len(
+            values or turn.output_ids
+        ) != turn.output_len:
             raise JournalError(f"turn {turn.turn_id}: not one teacher value for each token")
         with self.batch() as db:
             turns.insert_turn(db, turn)

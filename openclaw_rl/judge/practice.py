@@ -2,11 +2,15 @@
 person's standing rule in view says how likely it would have said the same.
 
 Guarantees: a practice turn is a turn like any other (its exact tokens, log-probs and versions from
-the policy's engine, a verdict with teacher values, a session of its own with source `practice`), so
-it is counted, leased and trained as they are. It only fills up what live turns leave open of a
-batch; there are at most `args.practice` of them for each live turn that was judged; none are made
-while training is paused or while the person is content. A policy or teacher that is away costs the
-attempt, never a value.
+the policy's engine, a verdict, a session of its own with source `practice`), so it is counted,
+leased and trained as they are. It only fills up what live turns leave open of a batch; there are at
+most `args.practice` of them for each live turn that was judged; none are made while training is
+paused or while the person is content. A policy or teacher that is away costs the attempt, never a
+value.
+
+A reply that the teacher finds hardly likelier after its own question than after others says nothing
+of it: such a turn is blamed, not distilled. A small teacher, pushed to be brief, likes "I am a
+helpful assistant" itself; distilled, it spreads to every question.
 
 Sources: one rule for many questions instead of one hint for one reply, arXiv 2605.11182; prompt
 distillation, Snell et al. 2022 (arXiv 2209.15189).
@@ -25,6 +29,8 @@ from typing import Any
 
 from openclaw_rl.engine.types import Reply, collect
 from openclaw_rl.errors import EngineError, OpenClawRLError
+from openclaw_rl.guards.measures import vague
+from openclaw_rl.hooks import Sample
 from openclaw_rl.journal.store import Journal
 from openclaw_rl.journal.turns import PRACTICE, Opinion
 from openclaw_rl.judge.models import Models
@@ -65,6 +71,8 @@ ANCHORS = (
     "Describe a sunset to someone who is blind.",
     "Draft a toast for a wedding.",
 )
+OTHERS = 3
+"""Other questions after which the teacher scores a reply as well."""
 OPENINGS, LONGEST_OPENING = 64, 2048
 """Past questions to choose from, and the most tokens of such a prompt."""
 LOOK_SECONDS = 2.0
@@ -126,7 +134,7 @@ class Practice:
             for text in self._random.sample(ANCHORS, min(plan.anchors, len(ANCHORS)))
         ]
         made = await asyncio.gather(
-            *(self._practise(turn, rule) for turn in plan.questions),
+            *(self._practise(turn, rule, plan.questions) for turn in plan.questions),
             *(self._practise(turn, None) for turn in anchors),
         )
         log.info("practice: %d of %d turns made", sum(made), len(made))
@@ -163,7 +171,9 @@ class Practice:
         prompt = await self._models.prompt(messages, question.tools, question.template_kwargs)
         return replace(question, messages=messages, prompt_ids=prompt)
 
-    async def _practise(self, question: Turn, rule: str | None) -> bool:
+    async def _practise(
+        self, question: Turn, rule: str | None, others: Sequence[Turn] = ()
+    ) -> bool:
         """One reply and what the teacher says of it, into the journal; whether there is one."""
         try:
             reply = await self._reply(question)
@@ -172,14 +182,35 @@ class Practice:
             turn = await self._turn(question, reply)
             sample = turn_sample(turn, str(turn.reply["content"]))
             values = await self._models.teach(sample, [rule or ""])
+            if values is None:
+                return False
+            elsewhere = await self._elsewhere(question, sample, values.hint, others)
         except EngineError:
             self._models.count("practice_failed")
             return False
-        if values is None:
-            return False
         verdict = Verdict(hint=rule, teacher_log_probs=values.log_probs, teacher_topk=values.topk)
+        if elsewhere and vague(values.log_probs, elsewhere) and self._args.w_rl:
+            self._models.count("practice_vague")
+            verdict = Verdict(score=-1.0, hint=rule)
         await asyncio.to_thread(self._journal.record_practice, turn, verdict)
         return True
+
+    async def _elsewhere(
+        self, question: Turn, sample: Sample, hint: str, others: Sequence[Turn]
+    ) -> list[Sequence[float]]:
+        """The teacher's log-probs of the reply after other questions; none where they say nothing:
+        the first calls of an agent may well be the same."""
+        asked = {turn.request_hash: turn.messages for turn in others}
+        asked.pop(question.request_hash, None)
+        if question.tools:
+            return []
+        found = await asyncio.gather(*(
+            self._models.teach(
+                replace(sample, metadata={**sample.metadata, "messages": messages}), [hint]
+            )
+            for messages in self._random.sample(list(asked.values()), min(OTHERS, len(asked)))
+        ))  # fmt: skip
+        return [values.log_probs for values in found if values is not None]
 
     async def _reply(self, question: Turn) -> Reply | None:
         asked = {name: value for name, value in question.sampling.items() if name in _KEPT}
@@ -200,30 +231,28 @@ class Practice:
 
     async def _turn(self, question: Turn, reply: Reply) -> Turn:
         name = f"{PRACTICE}-{uuid.uuid4().hex}"
-        turn = replace(
-            question,
+        ended = reply.finish is not None and reply.finish.type == "stop"
+        turn = Turn(
             turn_id=name,
             session_id=name,
             source=PRACTICE,
+            owner=question.owner,
             kind_reason=PRACTICE,
-            parent_id=None,
-            matched=0,
-            shares_tokens=False,
-            request_hash="",
-            node_hash="",
             created=self._clock(),
             sampling={
                 **{name: value for name, value in question.sampling.items() if name in _KEPT},
                 "temperature": self._args.rollout_temperature,
             },
-            finish_reason="stop" if reply.finish and reply.finish.type == "stop" else "length",
-            truncated=reply.finish is not None and reply.finish.type == "length",
+            finish_reason="stop" if ended else "length",
+            truncated=not ended,
+            prompt_ids=question.prompt_ids,
             output_ids=reply.ids,
             output_logprobs=reply.logprobs or (),
             output_versions=reply.versions,
             topk=TopK.of_candidates(reply.top, top_k) if (top_k := self._args.opd_top_k) else None,
-            next_state=None,
-            verdict=None,
+            messages=question.messages,
+            tools=question.tools,
+            template_kwargs=question.template_kwargs,
         )
         text = await self._models.response_text(turn)
         return replace(turn, reply={"role": "assistant", "content": text})

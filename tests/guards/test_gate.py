@@ -32,6 +32,8 @@ class Script:
     under_base: float = -0.9
     of_base: float = -0.6
     kept: float = -0.7
+    elsewhere: float = -4.0
+    """After another question than its own."""
     asked_of_base: list[Sequence[int]] = field(default_factory=list)
 
     def reply(
@@ -45,7 +47,11 @@ class Script:
     def score(
         self, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], *, base: bool
     ) -> list[list[float]]:
+        rotated = list(prompts) != sorted(prompts)
+
         def value(prompt: Sequence[int], reply: Sequence[int]) -> float:
+            if base and rotated:
+                return self.elsewhere
             if base:
                 own = "".join(map(chr, reply)) in BASE
                 return self.of_base if own else self.under_base
@@ -79,7 +85,7 @@ def test_sound_replies_are_served(tmp_path):
     assert figures["harm"] == pytest.approx(-0.1)
     assert figures["logprob"] == pytest.approx(-0.9)
     assert figures["length"] == pytest.approx(sum(map(len, SOUND)) / 4)
-    for name in ("empty", "cut", "repetition"):
+    for name in ("empty", "cut", "repetition", "vague"):
         assert figures[name] == 0
 
 
@@ -94,6 +100,7 @@ def test_sound_replies_are_served(tmp_path):
         ("harm", Script(SOUND, kept=-0.9)),
         ("drift", Script(SOUND, own=-1.4, under_base=-2.0)),
         ("kl", Script(SOUND, own=math.nan)),
+        ("vague", Script(SOUND, elsewhere=-1.5)),
     ],
 )
 def test_each_limit_refuses_and_0_is_no_limit(tmp_path, name, script):
@@ -111,7 +118,7 @@ def test_the_session_that_said_one_thing_to_four_questions_is_refused(tmp_path):
 
 
 def test_a_fall_below_the_best_version_is_refused_though_the_base_is_as_bad():
-    found = {"kl": 0.1, "harm": 0.0, "logprob": -1.0, "empty": 0.0, "cut": 0.0,
+    found = {"kl": 0.1, "harm": 0.0, "logprob": -1.0, "vague": 0.0, "empty": 0.0, "cut": 0.0,
              "repetition": 0.5, "similarity": 0.1, "sound": 0.5}  # fmt: skip
     assert refusal(found, found, None, GuardsConfig()) == ""
     assert refusal(found, found, {"sound": 0.7}, GuardsConfig()) == ""

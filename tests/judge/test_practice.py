@@ -38,8 +38,9 @@ class Bench:
         self.practice = Practice(journal, self.models, args, rule)
 
     def judged(self, n: int, score: float | None, hint: str | None = None, **given: Any) -> None:
-        """`n` live turns, each opening a session, with this verdict; leased, so that none is
-        ready."""
+        """`n` live turns, each opening a session with the same question, with this verdict; leased,
+        so that none is ready."""
+        given.setdefault("request_hash", "rain")
         for _ in range(n):
             name = f"live-{self.journal.outcomes().seen}"
             add_turn(
@@ -134,6 +135,45 @@ async def test_no_practice_without_a_reason(bench: Bench, why: str) -> None:
     if why == "no_host":
         bench.journal.publish("rollout", "", {"batch_size": 0, "session_share": 1.0}, 0.0)
     assert await bench.practice.fill() == 0
+
+
+def told(text: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": text},)
+
+
+async def test_a_reply_that_fits_another_question_as_well_is_blamed_not_distilled(
+    bench: Bench,
+) -> None:
+    """The fake's log-probs depend on the place only: after a question of the same length every
+    reply is as likely."""
+    bench.judged(1, -1.0, WISH)
+    bench.judged(1, -1.0, WISH, messages=told("What is snow?"), request_hash="snow")
+    assert await bench.practice.fill() == 4
+    for turn in bench.ready():
+        assert turn.verdict.score == -1.0
+        assert not turn.verdict.has_teacher
+    assert bench.models.counters["practice_vague"] == 4
+    # No opinion of the person: they said nothing.
+    assert len(bench.journal.opinions(9)) == 2
+
+
+async def test_a_question_whose_own_turn_was_dropped_can_be_practised(bench: Bench) -> None:
+    bench.judged(1, -1.0, WISH)
+    bench.judged(1, None)  # nothing said, nothing to learn
+    assert bench.journal.outcomes().dropped == {"no_signal": 1}
+    assert await bench.practice.fill() == len(bench.ready()) == 4
+
+
+@pytest.mark.parametrize("why", ["tools", "rewards_off", "one_question"])
+async def test_where_that_says_nothing_practice_is_distilled(bench: Bench, why: str) -> None:
+    tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
+    given = {"tools": (tool,)} if why == "tools" else {}
+    bench.args.w_rl = 0.0 if why == "rewards_off" else 1.0
+    bench.judged(1, -1.0, WISH, **given)
+    if why != "one_question":
+        bench.judged(1, -1.0, WISH, messages=told("What is snow?"), request_hash="snow", **given)
+    assert await bench.practice.fill() == 4
+    assert all(turn.verdict.has_teacher for turn in bench.ready())
 
 
 async def test_a_correction_without_a_score_is_a_reason(bench: Bench) -> None:
