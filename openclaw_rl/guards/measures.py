@@ -14,10 +14,11 @@ ALIKE = 0.8
 """ROUGE-L F1 from which two texts count as the same. CLaaS alerts above 0.85 between samples of one
 question; between different ones the base is at 0.15."""
 
-ABOUT = 0.7
-"""Nats a token by which a reply is likelier after its own question than after others. By
-SmolLM2-135M, of replies to everyday questions: answers 1.0 to 3.1; "I'm a helpful AI", "It's a
-simple answer", "The answer lies within the realm of curiosity" below 0.45."""
+ABOUT, ABOUT_TOKEN = 12.0, 1.5
+"""Nats, in all or a token, that a reply says of its question. By SmolLM2-135M, of 133 replies to
+everyday questions: "I'm a helpful AI", "The answer to this question is a classic example of a
+cognitive bias" and the like 1 to 12, replies on the subject 14 to 50; "Paris." is short, not
+vague."""
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])\w)+")
@@ -82,12 +83,12 @@ def sound(texts: Sequence[str]) -> float:
 
 
 def vague(own: Sequence[float], elsewhere: Iterable[Sequence[float]]) -> bool:
-    """Whether a reply fits other questions nearly as well: a model that learnt nothing finds it
-    hardly likelier after its own question (log-probs of its tokens `own`) than after others
-    (`elsewhere`), less than `ABOUT`. The difference is the pointwise mutual information of question
-    and reply, a token. An empty reply is vague."""
-    others = [_mean(values) for values in elsewhere]
-    return _mean(own) - _mean(others) < ABOUT
+    """Whether a reply fits other questions nearly as well: `own` are the log-probs of its tokens
+    after its own question, `elsewhere` those after others, of a model that has not learnt to say
+    it. The difference is the pointwise mutual information of question and reply; a reply with
+    less than `ABOUT` of it, and less than `ABOUT_TOKEN` a token, is vague, as is an empty one."""
+    about = sum(own) - _mean(map(sum, elsewhere))
+    return (about < ABOUT and about < ABOUT_TOKEN * len(own)) or not own
 
 
 def share(flags: Iterable[bool]) -> float:

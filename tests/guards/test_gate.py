@@ -100,7 +100,7 @@ def test_sound_replies_are_served(tmp_path):
         ("harm", Script(SOUND, kept=-0.9)),
         ("drift", Script(SOUND, own=-1.4, under_base=-2.0)),
         ("kl", Script(SOUND, own=math.nan)),
-        ("vague", Script(SOUND, elsewhere=-1.5)),
+        ("vague", Script(SOUND, elsewhere=-1.0)),
     ],
 )
 def test_each_limit_refuses_and_0_is_no_limit(tmp_path, name, script):

@@ -77,3 +77,14 @@ def test_sound_replies_say_something_of_their_own():
 def test_a_mean_is_over_tokens_and_of_nothing_0():
     assert m.mean_of_tokens([[1.0, 1.0, 1.0], [5.0]]) == 2
     assert m.mean_of_tokens([[], []]) == 0
+
+
+def test_what_fits_every_question_is_vague():
+    """Nats of a reply's tokens after its own question, and after two others."""
+    likely = [-0.5] * 16
+    assert m.vague(likely, [likely, likely])
+    assert m.vague(likely, [[-1.0] * 16, [-1.2] * 16])  # 9.6 in all, 0.6 a token
+    assert not m.vague(likely, [[-1.5] * 16, [-1.3] * 16])  # 14.4 in all
+    assert not m.vague(likely * 4, [[-0.8] * 64])  # 19.2 in all, though 0.3 a token
+    assert not m.vague([-0.5], [[-9.0]])  # a name: 8.5 in all, all of it in one token
+    assert m.vague([], [[]])

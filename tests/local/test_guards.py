@@ -21,7 +21,8 @@ from tests.local.tiny import Books, peft_model
 pytestmark = pytest.mark.slow
 
 NONE = {f"max_{name}": 0.0 for name in (
-    "kl", "harm", "drift", "empty", "cut", "repetition", "similarity", "fall")}  # fmt: skip
+    "kl", "harm", "drift", "vague", "empty", "cut", "repetition", "similarity", "fall"
+)}  # fmt: skip
 """No limit at all: what a random model says to the probes means nothing."""
 
 

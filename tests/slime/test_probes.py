@@ -59,13 +59,15 @@ class World:
         return self.policy.tokenizer.encode("a hot air balloon is " * 9)[:64]
 
     def args(self, *, base: bool = True, **given: object) -> Namespace:
+        # The fake's log-probs know no question: to it every reply fits all of them.
+        given = {"guards": True, "max_vague": 0.0, **given}
         place = "127.0.0.1", int(self.policy.url.rpartition(":")[2])
         routers = {"policy": place}
         if base:
             routers["teacher"] = "127.0.0.1", int(self.base.url.rpartition(":")[2])
         self.begun = slime_args(
             self.path, 1, hf_checkpoint=self.model, sglang_router_ip=place[0],
-            sglang_router_port=place[1], sglang_model_routers=routers, **{"guards": True, **given},
+            sglang_router_port=place[1], sglang_model_routers=routers, **given,
         )  # fmt: skip
         return self.begun
 
