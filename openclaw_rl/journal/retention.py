@@ -22,11 +22,12 @@ _FREE = (
 """Held by no judge and no trainer (at the time ?3, where there is one)."""
 
 NAMED = (
-    "(?1 IS NULL OR session_id = ?1) AND (?2 IS NULL OR owner = ?2) "
+    f"(?1 IS NULL OR session_id = ?1 OR kind_reason = '{turns.PRACTICE} of ' || ?1) "
+    "AND (?2 IS NULL OR owner = ?2) "
     f"AND (?3 IS NULL OR created < ?3 AND {_FREE})"
 )
-"""Turns of a session, of an owner, older than a time (and held by nobody): each condition counts
-where it is given."""
+"""Turns of a session (and practice on its questions), of an owner, older than a time (and held by
+nobody): each condition counts where it is given."""
 
 _DOOMED = "(SELECT value FROM json_each(?1))"
 

@@ -124,8 +124,7 @@ class Practice:
         plan = await asyncio.to_thread(self._plan)
         if plan is None:
             return 0
-        hints = [opinion.hint for opinion in plan.opinions if opinion.hint]
-        rule = await self._standing_rule(self._args, hints)
+        rule = await self._rule([opinion.hint for opinion in plan.opinions if opinion.hint])
         if rule is None:
             self._models.count("practice_without_rule")
             return 0
@@ -139,6 +138,17 @@ class Practice:
         )
         log.info("practice: %d of %d turns made", sum(made), len(made))
         return sum(made)
+
+    async def _rule(self, corrections: Sequence[str]) -> str | None:
+        """What the hook makes of them. Raises `EngineError` where its author is away."""
+        try:
+            return await self._standing_rule(self._args, corrections)
+        except OpenClawRLError:
+            raise
+        except Exception as error:  # a user's hook; its words may quote a conversation
+            self._models.count("standing_rule_failed")
+            log.warning("no practice: the standing rule's hook raised %s", type(error).__name__)
+            return None
 
     def _plan(self) -> Plan | None:
         journal, args = self._journal, self._args
@@ -237,7 +247,7 @@ class Practice:
             session_id=name,
             source=PRACTICE,
             owner=question.owner,
-            kind_reason=PRACTICE,
+            kind_reason=f"{PRACTICE} of {question.session_id}",  # purged with it
             created=self._clock(),
             sampling={
                 **{name: value for name, value in question.sampling.items() if name in _KEPT},

@@ -259,6 +259,29 @@ async def test_no_conversation_goes_on_from_practice(bench: Bench) -> None:
     assert bench.journal.practised(9) == (1, 4)
 
 
+async def test_practice_is_purged_with_the_session_of_its_question(bench: Bench) -> None:
+    bench.judged(1, -1.0, WISH)
+    await bench.practice.fill()
+    assert len(bench.ready()) == 4
+    assert bench.journal.purge(session_id="session-of-live-0") == 5
+    assert bench.journal.ready() == []
+    assert bench.journal.outcomes().balanced()
+
+
+async def test_a_rule_hook_that_raises_costs_the_practice_and_is_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(args: Any, corrections: Any) -> str:
+        raise KeyError(corrections[0])
+
+    practice = Practice(bench.journal, bench.models, bench.args, broken)
+    bench.judged(1, -1.0, WISH)
+    assert await practice.fill() == 0
+    assert bench.models.counters["standing_rule_failed"] == 1
+    assert "KeyError" in caplog.text
+    assert WISH not in caplog.text
+
+
 async def test_anchors_have_the_base_itself_as_teacher(bench: Bench, folder: Path) -> None:
     bench.args.practice_anchors = 0.5
     bench.judged(1, -1.0, WISH)
