@@ -182,6 +182,11 @@ def similarity(node_hash: str) -> str:
     return node_hash.partition(".")[2]
 
 
+def reply_of(node_hash: str) -> str:
+    """What all turns with one reply share. "" for empty replies."""
+    return node_hash.rpartition("-")[2] if similarity(node_hash) else ""
+
+
 def followed(messages: Sequence[Message]) -> list[Message]:
     """What was said from here on until the policy speaks again, transient messages and the internal
     context that OpenClaw puts into texts left out."""

@@ -16,9 +16,10 @@ Pure: no I/O, no clock (the caller passes `now`). Not thread-safe; one event loo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 from cachetools import LRUCache
@@ -40,6 +41,9 @@ from openclaw_rl.types import Kind, Message, Turn
 _RETRY_SECONDS = 600.0
 """How long after a turn a request without any name may still be its client's retry. OpenClaw
 repeats silently after about 82 s, SDKs give up after ten minutes."""
+
+_SAID = 16
+"""How many turns with equal replies are looked at, the newest."""
 
 _NAMED, _EXTENDS = "header:x-turn-type", "extends"
 """Why a request is of its kind, where that is asked for again."""
@@ -214,18 +218,39 @@ class Tracker:
     ) -> tuple[Turn | None, Step | None]:
         """The turn that the request extends, and the mark where its history ends in the request.
 
-        The mark is None where the turn is recognised although something between its first message
-        and its reply was re-worded since.
+        The mark is None where the turn is recognised by its reply although something before it was
+        re-worded since, or left out.
         """
         session_id = named.session_id if named else None
         exact, mark = self._exact_parent(view, history, session_id)
         session_id = exact.session_id if exact else session_id
-        reply = next((m for m in reversed(history.marks) if m.node), None)
-        if reply is None or session_id is None or (mark is not None and mark.end >= reply.end):
+        replies = [m for m in history.marks if m.node]
+        if not replies or (mark is not None and mark.end >= replies[-1].end):
             return exact, mark
-        alike = self._tree.by_similarity(view.owner, session_id, reply.node)
-        reworded = _choose(alike, history.system_hash)
+        reworded = None
+        if session_id is not None:
+            alike = self._tree.by_similarity(view.owner, session_id, replies[-1].node)
+            reworded = _choose(alike, history.system_hash)
+        reworded = reworded or self._by_reply(view.owner, session_id, replies)
         return (reworded, None) if reworded else (exact, mark)
+
+    def _by_reply(self, owner: str, session_id: str | None, replies: Sequence[Step]) -> Turn | None:
+        """The turn that waits with the last of the request's `replies`, where those before it are
+        of its session, too: clients send a window of their history, or word anew what came first.
+        Equal words of two people do not meet, and what follows a summary has no reply before it.
+        """
+        last, before = replies[-1], [step.node for step in replies[:-1]]
+        said = islice(self._tree.by_reply(owner, session_id, last.node), _SAID)
+        found: dict[str, Turn] = {}  # the newest of each session
+        for turn in said:
+            if turn.kind == "main" and _waits(turn):
+                found.setdefault(turn.session_id, turn)
+        own = [
+            turn
+            for name, turn in found.items()
+            if before and all(any(self._tree.by_reply(owner, name, node)) for node in before)
+        ]
+        return own[0] if len(own) == 1 else None
 
     def _exact_parent(
         self, view: RequestView, history: History, session_id: str | None

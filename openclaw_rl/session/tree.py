@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
-from openclaw_rl.session.canonical import similarity
-from openclaw_rl.session.identity import is_conversation
+from openclaw_rl.session.canonical import reply_of, similarity
+from openclaw_rl.session.identity import is_conversation, is_named
 from openclaw_rl.types import Turn
 
 Key = tuple[str, ...]
@@ -65,6 +65,13 @@ class Tree:
         similar = similarity(node_hash)
         return self._find("similar", owner, session_id, similar) if similar else ()
 
+    def by_reply(self, owner: str, session_id: str | None, node_hash: str) -> Iterator[Turn]:
+        """Turns whose reply is that of `node_hash`, whatever came before it, newest first; of one
+        session, or (None) of all that no client named."""
+        said = reply_of(node_hash)
+        key = ("said", owner, said) if session_id is None else ("reply", owner, session_id, said)
+        return reversed(self._index.get(key, {}).values()) if said else iter(())
+
     def by_request(self, owner: str, request_hash: str, session_id: str | None) -> Collection[Turn]:
         """Turns that answered these very messages; of one session, or (None) of all."""
         if session_id is None:
@@ -108,4 +115,8 @@ def _keys(turn: Turn) -> Iterator[Key]:
     yield "request", turn.owner, turn.request_hash
     yield "asked", turn.owner, turn.session_id, turn.request_hash
     if similar := similarity(turn.node_hash):
+        said = reply_of(turn.node_hash)
         yield "similar", turn.owner, turn.session_id, similar
+        yield "reply", turn.owner, turn.session_id, said
+        if not is_named(turn.source):
+            yield "said", turn.owner, said

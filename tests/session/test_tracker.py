@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -440,3 +441,85 @@ def test_each_message_is_hashed_once(monkeypatch):
     messages = [user("q"), assistant("a"), user("r"), assistant("b"), user("s")]
     Client().place(view(*messages, session="s"))
     assert sorted(seen) == sorted(id(m) for m in messages)
+
+
+WINDOWS = {
+    "last_5": lambda history: history[-5:],
+    "last_6": lambda history: history[-6:],
+    "first_2_last_4": lambda history: [*history[:2], *history[2:][-4:]],
+}
+
+
+@pytest.mark.parametrize("session", ["s", None])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("reply", ["Reply number {}.", "Done."])
+def test_case_44_a_window_of_the_history_goes_on(
+    session: str | None, window: str, reply: str
+) -> None:
+    """Eight questions, each followed by a correction: every correction reaches its reply, also
+    where the replies are the same."""
+    client = Client()
+    history: list[dict[str, Any]] = []
+    turns: list[str] = []
+    for n in range(8):
+        history.append(user(f"Correction {n}. Question {n}?"))
+        request = view(system("Be brief."), *WINDOWS[window](history), session=session)
+        placement, turn = client.turn(request, assistant(reply.format(n)))
+        if n:
+            assert placement.turn.parent_id == turns[-1]
+            assert texts(placement) == [f"Correction {n}. Question {n}?"]
+        turns.append(turn)
+        history.append(assistant(reply.format(n)))
+
+
+@pytest.mark.parametrize("session", ["s", None])
+def test_case_44_old_tool_results_that_were_cut_do_not_matter(session: str | None) -> None:
+    client = Client()
+    call = assistant(None, ("c1", "read", "{}"))
+    history = [user("Read it."), call, tool("c1", "a long text " * 50)]
+    client.turn(view(*history[:1], session=session), call)
+    _, t2 = client.turn(view(*history, session=session), assistant("It is long."))
+    history[2] = tool("c1", "[cut]")
+    history += [assistant("It is long."), user("Shorter, please.")]
+    placement = client.place(view(*history[1:], session=session))
+    assert (placement.turn.parent_id, texts(placement)) == (t2, ["Shorter, please."])
+
+
+def test_case_45_a_clock_in_the_first_message() -> None:
+    """From the second exchange on: before it, nothing tells it from a summary. Without a name each
+    such request opens a conversation."""
+    client, told = Client(), []
+    history = [user("")]
+    for n in range(6):
+        history[0] = user(f"It is 12:0{n}. What is rain?")
+        placement, _ = client.turn(view(*history, session="s"), assistant(f"Answer {n}."))
+        told.append(texts(placement))
+        history += [assistant(f"Answer {n}."), user(f"Correction {n}.")]
+    assert told[2:] == [[f"Correction {n}."] for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("session", ["s", None])
+def test_case_45_retrieved_text_that_is_gone_from_the_next_request(session: str | None) -> None:
+    client, history, before = Client(), [user("What is rain?")], ""
+    for n in range(6):
+        found = user(f"{history[-1]['content']}\n\n<context>{n} pages</context>")
+        asked = [*history[:-1], found] if n else history
+        placement, turn = client.turn(view(*asked, session=session), assistant(f"Answer {n}."))
+        if n:
+            assert placement.turn.parent_id == before
+            assert [text.partition("\n")[0] for text in texts(placement) or ()] == [
+                f"Correction {n - 1}."
+            ]
+        before = turn
+        history += [assistant(f"Answer {n}."), user(f"Correction {n}.")]
+
+
+def test_case_44_equal_replies_of_two_people_do_not_meet() -> None:
+    client = Client()
+    for name in ("a", "b"):
+        client.turn(view(user(f"{name} one")), assistant("Done."))
+        history = [user(f"{name} one"), assistant("Done."), user(f"{name} two")]
+        client.turn(view(*history), assistant("Done."))
+    window = [assistant("Done."), user("b two"), assistant("Done."), user("Too short.")]
+    placement = client.place(view(*window))
+    assert (placement.turn.parent_id, placement.next_state) == (None, None)
