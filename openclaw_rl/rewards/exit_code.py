@@ -4,8 +4,9 @@ Guarantees: all results of a turn are looked at (an error among several counts, 
 stands); any failure is -1, a success without a failure is +1, and what tells neither is 0. There
 is never a hint.
 
-Only the places where programs report how they ended are read: fields of the result, lines that
-are a whole exit report or test summary. Ordinary text that talks about errors tells nothing.
+Only the places where programs report how they ended are read: fields of the result, a first or
+last line that is a whole exit report, lines that are a whole test summary. Ordinary text that talks
+about errors tells nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _FAILED_WORDS = {"error", "failed", "failure", "timeout", "timed_out"}
 _PASSED_WORDS = {"ok", "success", "succeeded", "completed", "passed"}
 
 _EXIT = re.compile(
-    r"^[\[(]?\s*(?:[\w ./:-]{0,60}?\b)?(?:exit(?:ed)?(?: with)?(?: (?:code|status))|exit[_ -]?code"
-    r"|exit[_ -]status|return ?code|returncode)\s*[:=]?\s*(-?\d+)\s*\.?[\])]?\.?$",
-    re.IGNORECASE | re.MULTILINE,
+    r"^\s*[\[(]?\s*(?:(?:the |a )?(?:command|process|program|script|shell|bash|task|job) )?"
+    r"(?:exit(?:ed)?(?: with)?(?: (?:code|status))|exit[_ -]?code"
+    r"|exit[_ -]status|return ?code|returncode)\s*[:=]?\s*(-?\d+)\s*\.?[\])]?\.?\s*$",
+    re.IGNORECASE,
 )
 _FAILURES = re.compile(
     r"^(?:"
@@ -107,7 +109,9 @@ def _signs(message: Mapping[str, Any], text: str) -> Iterator[bool]:
             yield from _fields(value["details"])
         outputs = ("output", "stdout", "stderr", "aggregated", "text", "content")
         text = "\n".join(value[key] for key in outputs if isinstance(value.get(key), str))
-    if codes := _EXIT.findall(text):
+    # Where a harness puts it: a log that was only shown has such lines in its midst.
+    lines = text.strip().splitlines()
+    if codes := [found[1] for line in (lines[:1] + lines[-1:]) if (found := _EXIT.match(line))]:
         yield int(codes[-1]) == 0
     if _FAILURES.search(text) or _ends_in_traceback(text) or _ERROR_HEAD.search(text):
         yield False

@@ -112,3 +112,18 @@ async def test_case_14_an_error_among_several_results_is_seen(order: int) -> Non
     results = [tool("Exit code: 1"), tool("Exit code: 0")][::order]
     reward = await custom_rm(None, Sample(metadata={"next_state": results}))
     assert reward == {"score": -1.0}
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "starting\nworker 3 exited with code 1\nworker 3 restarted",
+        "12: worker 3 exited with code 1",  # grep
+        "build.log:7:Process exited with code 1\nbuild.log:9:ok",
+        "step 1\nCommand exited with code 2\nstep 2\nExit code: 1\nstep 3",
+    ],
+)
+def test_case_49_a_log_that_was_only_shown_is_no_failure(log: str) -> None:
+    assert score_results([tool(log)]) == 0.0
+    assert score_results([tool(f"{log}\n\nExit code: 0")]) == 1.0
+    assert score_results([tool(f"Exit code: 1\n{log}")]) == -1.0
