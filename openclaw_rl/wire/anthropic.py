@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
+from pydantic import ConfigDict
 from pydantic import Field as Bounds
 
 from openclaw_rl.wire.dialect import (
@@ -31,6 +32,7 @@ from openclaw_rl.wire.dialect import (
     TokenLogprob,
     Usage,
     WireError,
+    effort_kwargs,
     invalid,
     read_object,
     unsupported,
@@ -141,6 +143,12 @@ class _ThinkingOption(Body):
     display: str | None = None
 
 
+class _OutputConfig(Body):
+    model_config = ConfigDict(extra="allow")
+    effort: str | None = None
+    format: Any = None
+
+
 class MessagesOptions(Options):
     """What the Messages API (and Claude Code) knows."""
 
@@ -155,7 +163,7 @@ class MessagesOptions(Options):
     tool_choice: _Choice = Bounds(_Choice())
     stop: Stops | None = Bounds(None, alias="stop_sequences")
     thinking: _ThinkingOption | None = None
-    output_config: dict[str, Any] = Bounds({})
+    output_config: _OutputConfig = Bounds(_OutputConfig())
 
 
 def parse_messages_request(raw: bytes) -> ChatRequest:
@@ -175,13 +183,13 @@ def parse_count_request(raw: bytes) -> ChatRequest:
     """Read and check the body of `/v1/messages/count_tokens`: the same without a limit."""
     options = MessagesOptions.read(read_object(raw))
     config, thinking = options.output_config, options.thinking
-    if config.get("format"):
+    if config.format:
         raise unsupported("output_config.format", "not supported; ask for JSON in the prompt")
     ignored = {
         "thinking.budget_tokens": thinking and thinking.budget_tokens,
         "tools.strict": any(tool.strict for tool in options.tools),
         "tool_choice.disable_parallel_tool_use": options.tool_choice.disable_parallel_tool_use,
-        **{f"output_config.{key}": value for key, value in config.items()},
+        **{f"output_config.{key}": value for key, value in (config.model_extra or {}).items()},
     }
     messages, offered = _conversation(options.messages)
     for index, block in enumerate(options.system):
@@ -192,7 +200,9 @@ def parse_count_request(raw: bytes) -> ChatRequest:
     ):
         messages.insert(0, {"role": "system", "content": system})
     # Without `thinking` the template does what it does by itself.
-    template_kwargs = {"enable_thinking": thinking.type != "disabled"} if thinking else {}
+    template_kwargs = effort_kwargs(options.output_config.effort)
+    if thinking:
+        template_kwargs["enable_thinking"] = thinking.type != "disabled"
     return ChatRequest(
         model=options.model,
         messages=tuple(messages),

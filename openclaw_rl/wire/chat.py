@@ -30,6 +30,7 @@ from openclaw_rl.wire.dialect import (
     TokenLogprob,
     Usage,
     WireError,
+    effort_kwargs,
     invalid,
     read_object,
 )
@@ -95,6 +96,7 @@ class ChatOptions(Options):
     user: str | None = None
     prompt_cache_key: str | None = None
     parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
 
 
 class _Part(Body):
@@ -155,7 +157,7 @@ def parse_chat_request(raw: bytes) -> ChatRequest:
         include_usage=bool(options.stream_options.include_usage),
         max_tokens=limit if limit is not None else options.max_tokens,
         sampling=options.sampling(),
-        template_kwargs=options.chat_template_kwargs,
+        template_kwargs={**effort_kwargs(options.reasoning_effort), **options.chat_template_kwargs},
         hints={key: value for key, value in hints.items() if value},
         logprobs=options.logprobs,
         top_logprobs=options.top_logprobs,

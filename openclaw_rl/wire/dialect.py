@@ -188,6 +188,16 @@ class Options(Body):
         return tuple(sorted({*(self.model_extra or {}).keys() - self.refused.keys(), *more}))
 
 
+def effort_kwargs(effort: str | None) -> dict[str, Any]:
+    """A client's effort of reasoning as arguments of the model's template, which reads what it has
+    a name for: "none" ends thinking, any other is told as it is."""
+    if effort is None:
+        return {}
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"reasoning_effort": effort}
+
+
 def read_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`, its texts whole Unicode; `WireError` 400 for anything else."""
     try:

@@ -88,3 +88,14 @@ def test_keys_of_other_types_of_blocks_mean_nothing():
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     )
+
+
+def test_case_51_effort_reaches_the_template():
+    def kwargs(**given):
+        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+        return parse_messages_request(json.dumps(body | given).encode()).template_kwargs
+
+    assert kwargs(output_config={"effort": "high"}) == {"reasoning_effort": "high"}
+    assert kwargs(output_config={"effort": "none"})["enable_thinking"] is False
+    asked = kwargs(output_config={"effort": "low"}, thinking={"type": "enabled"})
+    assert asked == {"reasoning_effort": "low", "enable_thinking": True}

@@ -150,12 +150,24 @@ def test_case_10_unknown_keys_are_named_not_obeyed():
 
 def test_case_10_what_has_no_effect_is_named():
     request = parse(tools=[{"type": "function", "function": {"name": "f", "strict": True}}],
-                    stream_options={"include_obfuscation": True}, reasoning_effort="low",
+                    stream_options={"include_obfuscation": True},
                     verbosity="low", service_tier="auto", prediction={})  # fmt: skip
     assert request.ignored == (
-        "prediction", "reasoning_effort", "service_tier", "stream_options.include_obfuscation",
+        "prediction", "service_tier", "stream_options.include_obfuscation",
         "tools.function.strict", "verbosity",
     )  # fmt: skip
+
+
+def test_case_51_effort_reaches_the_template():
+    assert parse().template_kwargs == {}
+    assert parse(reasoning_effort="high").template_kwargs == {"reasoning_effort": "high"}
+    none = parse(reasoning_effort="none")
+    assert none.template_kwargs == {"enable_thinking": False, "thinking": False}
+    assert none.ignored == ()
+    # What is said to the template itself wins.
+    both = parse(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+    assert both.template_kwargs["enable_thinking"] is True
+    assert refused({"reasoning_effort": 3}).param == "reasoning_effort"
 
 
 def test_legacy_and_refused_forms_of_messages():
