@@ -64,8 +64,16 @@ def read_database(path: Path) -> Iterator[tuple[str, list[Any]]]:
 def histories(entries: Sequence[Entry]) -> list[PastHistory]:
     """The histories of one session, in their order. Fields of other kinds than OpenClaw writes
     raise `AttributeError`, `TypeError` or `ValueError`."""
-    path = _path([entry for entry in entries if entry.get("type") != "session"])
-    found = [PastHistory()]
+    found: list[PastHistory] = []
+    for path in _paths([entry for entry in entries if entry.get("type") != "session"]):
+        lost = Counter(broken_link=1) if found else Counter[str]()
+        found += _histories(path, lost)
+    return [history for history in found if history.messages or history.left_out]
+
+
+def _histories(path: Sequence[Entry], left_out: Counter[str]) -> list[PastHistory]:
+    """Those of one path; `left_out` is what is already known of the first."""
+    found = [PastHistory(left_out=left_out)]
     for at, entry in enumerate(path):
         kind = entry.get("type")
         if kind in ("compaction", "reset"):
@@ -78,22 +86,29 @@ def histories(entries: Sequence[Entry]) -> list[PastHistory]:
             found[-1].left_out[reason] += 1
         elif (message := _message(entry)) is not None:
             found[-1].messages.append(message)
-    return [history for history in found if history.messages or history.left_out]
+    return found
 
 
-def _path(entries: Sequence[Entry]) -> list[Entry]:
-    """From the root to the last entry. Entries without ids (old files) are taken in order."""
+def _paths(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """From the root to the last entry; where a link in between names nothing, the path that ends
+    before it comes first. Entries without ids (old files) are taken in order."""
     by_id = {entry["id"]: entry for entry in entries if isinstance(entry.get("id"), str)}
     if len(by_id) < len(entries):
-        return list(entries)
-    path: list[Entry] = []
-    entry = entries[-1] if entries else None
-    while entry is not None and by_id.pop(entry["id"], None) is not None:  # a cycle ends it
-        path.append(entry)
-        # A `leaf` only says where the conversation went back to.
-        parent = entry.get("targetId" if entry.get("type") == "leaf" else "parentId")
-        entry = by_id.get(parent or "")
-    return path[::-1]
+        return [list(entries)]
+    paths: list[list[Entry]] = []
+    known, left = set(by_id), list(entries)
+    while left:
+        path, parent = [], left[-1]["id"]
+        while (entry := by_id.pop(parent or "", None)) is not None:  # a cycle ends it
+            path.append(entry)
+            # A `leaf` only says where the conversation went back to.
+            parent = entry.get("targetId" if entry.get("type") == "leaf" else "parentId")
+        paths.append(path[::-1])
+        begin = next(at for at, entry in enumerate(left) if entry is path[-1])
+        # What stands before a root, or before where a cycle closes, was given up by the person.
+        lost = parent and parent not in known
+        left = [entry for entry in left[:begin] if entry["id"] in by_id] if lost else []
+    return paths[::-1]
 
 
 def _said(entry: Entry) -> Message:

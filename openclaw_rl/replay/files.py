@@ -3,7 +3,8 @@
 Read are JSONL with one conversation a line (`{"messages": [...]}`, with `tools` and `session_id`
 where there are any, or a bare list), JSONL with one message a line (one conversation a file, or
 one for each `session_id`), and OpenClaw's own sessions (`openclaw/sessions.py`). A line that is
-none of these is an error that names file and line; no message quotes the text.
+none of these is an error that names file and line; in a session it is left out, counted and named.
+No message quotes the text.
 """
 
 from __future__ import annotations
@@ -80,9 +81,15 @@ def read(path: Path) -> Iterator[Conversation]:
     if path.suffix == ".sqlite":
         yield from _database(path)
         return
-    lines = _lines(path)
+    lines, broken = _lines(path)
     first = lines[0][1] if lines else None
-    if isinstance(first, dict) and first.get("type") == "session":
+    session = isinstance(first, dict) and first.get("type") == "session"
+    if broken and not session:
+        number, what = broken[0]
+        raise ReplayError(f"{path}:{number}: is not JSON: {what}")
+    if session:
+        for number, _ in broken:  # nobody wrote it by hand, and the rest is as it was said
+            yield Conversation(f"{path}:{number}", (), left_out={"unreadable_line": 1})
         yield from _session([line for _, line in lines], f"{path}:1")
     elif isinstance(first, dict) and "role" in first:
         yield from _by_message(path, lines)
@@ -91,12 +98,14 @@ def read(path: Path) -> Iterator[Conversation]:
             yield _conversation(f"{path}:{number}", line)
 
 
-def _lines(path: Path) -> list[tuple[int, Any]]:
+def _lines(path: Path) -> tuple[list[tuple[int, Any]], list[tuple[int, str]]]:
+    """The values of a file's lines with their numbers, and which lines are not JSON, and why."""
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise ReplayError(f"{path}: cannot be read: {error.strerror}") from error
-    found = []
+    found: list[tuple[int, Any]] = []
+    broken: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
@@ -104,9 +113,8 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
         except (ValueError, RecursionError) as error:
             if number == len(lines) > 1:
                 break  # without its line break: still being written, or torn by a crash
-            what = getattr(error, "msg", type(error).__name__)
-            raise ReplayError(f"{path}:{number}: is not JSON: {what}") from None
-    return found
+            broken.append((number, getattr(error, "msg", type(error).__name__)))
+    return found, broken
 
 
 def _conversation(where: str, line: Any) -> Conversation:

@@ -191,6 +191,32 @@ def test_case_15_a_compaction_begins_another_conversation():
     assert after.begin == 3  # what was kept is history there: its replies are in the first one
 
 
+def test_case_50_a_link_that_names_nothing_ends_one_conversation_and_begins_another():
+    one, two = histories(
+        entries(message("user", "a"), message("assistant", "b"),
+                {**message("user", "c"), "parentId": "gone"}, message("assistant", "d")),
+    )  # fmt: skip
+    assert said(one) == [("user", "a"), ("assistant", "b")]
+    assert said(two) == [("user", "c"), ("assistant", "d")]
+    assert (dict(one.left_out), dict(two.left_out)) == ({}, {"broken_link": 1})
+
+
+def test_case_50_an_unreadable_line_of_a_session_is_left_out_and_counted(tmp_path):
+    made = entries(
+        message("user", "a"), message("assistant", "b"), message("user", "c"),
+        message("assistant", "d"), message("user", "e"), message("assistant", "f"),
+    )  # fmt: skip
+    lines = [json.dumps(entry) for entry in made]
+    lines[3] = lines[3].replace('"c"', '"c\x01"')  # raw, which JSON does not allow
+    (tmp_path / "s.jsonl").write_text("\n".join(lines) + "\n")
+    lost, one, two = read(tmp_path / "s.jsonl")
+    assert (lost.where, lost.left_out) == (f"{tmp_path / 's.jsonl'}:4", {"unreadable_line": 1})
+    assert said(one) == [("user", "a"), ("assistant", "b")]
+    assert said(two) == [("assistant", "d"), ("user", "e"), ("assistant", "f")]
+    assert two.left_out == {"broken_link": 1}
+    check([tmp_path / "s.jsonl"])
+
+
 def test_what_is_no_models_reply_is_counted_and_images_end_the_history(tmp_path):
     path = write(
         tmp_path / "s.jsonl",
