@@ -120,7 +120,7 @@ def test_gradient_is_that_of_plain_autograd_over_the_whole_model(model):
     """The naive loss over the model's own logits, one turn after another, no tricks."""
     one, many = conversation(3, 3)
     got, report = gradient(model, [one], **COMBINED)
-    args = Namespace(**COMBINED)
+    args = train_args(**COMBINED)
     loss = torch.zeros((), dtype=torch.float64)
     for sample in many:
         ids = torch.tensor([sample.tokens])
