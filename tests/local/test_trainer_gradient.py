@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from argparse import Namespace
 from typing import Any
 
 import pytest
